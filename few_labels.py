@@ -13,12 +13,15 @@ What differs
     VERIFIER = `verifier_step`: it learns from questions whose answer is known
     GENERATOR = `generator_step`: it learns from all questions
       r_out = [the answer is right]       if the answer is known;    A as in tango.py
-      r_out = [every step is accepted]    if no answer is known;     A = (r_out - mean) / std
-      With --votes V each of V judgements must accept every step.
+      r_out = [the solution is accepted]  if no answer is known;     A = (r_out - mean) / std
+      A judgement accepts a solution if all its verdicts do, and the box holds the result of the
+      last step. With --votes V each of V judgements must accept it.
 
 Shapes: P questions, M samples each, B = P * M rows, T completion tokens.
 """
 
+import random
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +51,9 @@ class Args(RunArgs):  # has all fields of tango.Args, which cannot be imported w
     """number of training questions whose answers are known; 0: all"""
     votes: Several = 1
     """V, judgements of a solution whose answer is not known; all must accept it"""
+    hard_negatives: Share = 0.0
+    """share of the verifier's questions for which it judges a right solution that was made wrong:
+    steps are cut, or one has another operation (the latter on the small model's questions only)"""
     dataset: str = "tiny-hard"
     """as in tango.py; the default is the small model's questions with five or six operations"""
     steps: Count = 90
@@ -96,12 +102,14 @@ if __name__ == "__main__":  # before torch and TRL are imported, which takes ten
 
 import tango
 from common.core.errors import say
+from common.core.lists import mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import is_correct, solve_prompt, split_steps
+from common.tasks.answers import beginnings, is_correct, solve_prompt, split_steps
 from common.tasks.math import count_for_steps, load_for_steps
 from common.tiny.diagnostics import panels
-from tango import evaluate, has_countable_steps
+from common.tiny.tasks import format_solution, with_another_operation
+from tango import has_countable_steps, judge
 
 import torch
 
@@ -113,17 +121,80 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
     return [float(is_correct(text, gold)) if gold else None for text, gold in zip(texts, answer)]
 
 
+def accepts(judgement: tango.Judgement, solution: str) -> bool:
+    """Whether a judgement accepts every step of a solution, and the whole. Verdicts that do not fit
+    the steps accept nothing, nor is a solution accepted that has no step or no answer.
+    """
+    fits = len(judgement.verdicts) == len(split_steps(solution))
+    whole = has_countable_steps(solution) and judgement.final is True
+    return whole and fits and all(judgement.verdicts)
+
+
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?|\.\d+", re.ASCII)
+
+
+def result_of(step: str) -> str | None:
+    """Returns the result of a step, which is the first number behind its last "=", or what stands
+    there in LaTeX. None if there is no "=", or nothing behind it.
+
+    >>> [result_of(step) for step in ("45+9=54!", "He keeps 36-11 = 25 pens.", "so 25")]
+    ['54', '25', None]
+    """
+    behind = step.rpartition("=")[2] if "=" in step else ""
+    if "\\" in behind and "\\box" not in behind:
+        return behind.strip(" \n.!$")
+    number = NUMBER.search(behind)
+    return number[0] if number else None
+
+
+def box_follows(solution: str) -> bool:
+    """Whether the answer in the box is the result of the last step. A verifier of steps does not
+    see this: it judges each step by itself. A last step without "=" must name the answer among its
+    numbers, and steps without a number are passed over. If no step has a number, nothing is asked.
+    """
+    steps = [step for step in split_steps(solution) if re.search(r"\d", step, re.ASCII)]
+    if not steps:
+        return True
+    last = steps[-1]
+    numbers = [result_of(last)] if "=" in last else NUMBER.findall(last)[:20]  # of thousands
+    return any(number and is_correct(solution, number) for number in numbers)
+
+
 def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> torch.Tensor:
     """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
-    every step. It is 0 if the verifier rejects a step, if its verdicts do not fit the steps, or if
-    the solution has no step or no answer. So a further step never raises the reward. (With the step
-    rewards of tango.py alone a solution of four rejected steps can beat a solution of one.) But
-    nothing here asks whether the solution is complete: a verifier that knows the truth of each step
-    and nothing else accepts a solution that stops after two true steps, and generators learn that.
+    every step and the whole, and if the answer in the box is the result of the last step. So a
+    further step never raises the reward. (With the step rewards of tango.py alone a solution of
+    four rejected steps can beat a solution of one.) Whether the solution is complete, and whether
+    its steps are those that the question asks for, only the verifier can say.
     """
-    both = zip([judgement.verdicts for judgement in judgements], solutions)
-    fit = [has_countable_steps(y) and len(v) == len(split_steps(y)) and all(v) for v, y in both]
-    return torch.tensor(fit).float()
+    both = zip(judgements, solutions)
+    return torch.tensor([accepts(said, y) and box_follows(y) for said, y in both]).float()
+
+
+# ------------------------------------------------------------------ right solutions, made wrong
+KINDS = ("incomplete", "other_operation", "wrong_box")
+
+
+def made_wrong(kind: str, row: dict, solution: str, rng: random.Random) -> str | None:
+    """Makes a right solution wrong, in a way that a verifier of steps overlooks. Every step that is
+    left is true by itself. None where this cannot be done.
+
+    kind: incomplete (some last steps are cut, and the box holds the result of the step before),
+        other_operation (see `with_another_operation`), wrong_box (the box holds the result of an
+        earlier step)
+    """
+    steps = split_steps(solution)
+    if len(steps) < 2:
+        return None
+    if kind == "other_operation":
+        changed = with_another_operation(rng, steps)
+        wrong = changed and format_solution(changed, result_of(changed[-1]))
+    else:
+        k = rng.randrange(1, len(steps))  # steps that are kept, or whose result is in the box
+        result = result_of(steps[k - 1])
+        kept = beginnings(solution)[(k if kind == "incomplete" else len(steps)) - 1]
+        wrong = result and f"{kept}\n<answer>\\boxed{{{result}}}</answer>"
+    return wrong if wrong and not is_correct(wrong, row["answer"]) else None
 
 
 # ------------------------------------------------------------------ the trainer
@@ -158,6 +229,20 @@ class FewLabels(tango.Tango):
     def verifier_step(self, questions):
         return super().verifier_step(self.with_answers(questions))
 
+    def solutions_to_judge(self, questions):
+        """P questions -> P solutions, of which --hard-negatives are right ones made wrong. They
+        need no further answer: where the generator's solution is wrong, the reference is taken.
+        """
+        solutions = super().solutions_to_judge(questions)
+        for i, row in enumerate(questions):
+            rng = self.random_numbers(row["question"])
+            if rng.random() < self.cfg.hard_negatives:
+                right = is_correct(solutions[i], row["answer"])
+                kind = rng.choice(KINDS[:2])  # a wrong box is rejected in code, see `box_follows`
+                of = solutions[i] if right else row["reference"]
+                solutions[i] = made_wrong(kind, row, of, rng) or solutions[i]
+        return solutions
+
     def generator_step(self, rows):
         """B rows, every question M times in a row -> a solution of each, and its advantages."""
         if self.cfg.verifier == "none":
@@ -175,13 +260,33 @@ class FewLabels(tango.Tango):
         # Where verdicts are r_out already, A has no step term. All rows of a group have the same
         # question, so the answer is known for all of them or for none.
         self.set_advantages(batch, r_out, judgements, alpha * ~unknown[:, None])
-        self.log_mean("generator/all_steps_accepted", accepted)
+        self.log_mean("generator/accepted", accepted)
         self.report_generator(rows, batch, judgements, alpha)
         return batch
 
 
+# ------------------------------------------------------------------ evaluation
+def evaluate(trainer: FewLabels, held_out: list[dict]) -> dict[str, float]:
+    """As tango.py does, and also how many right solutions that were made wrong the verifier
+    accepts. A generator can learn to write such solutions, and balanced accuracy does not show it:
+    it is about solutions of the starting model, which makes other mistakes.
+    """
+    result = tango.evaluate(trainer, held_out)
+    if trainer.cfg.verifier == "none":
+        return result
+    some = held_out[: max(1, len(held_out) // 4)]
+    for kind in KINDS:
+        made = [made_wrong(kind, r, r["reference"], random.Random(r["question"])) for r in some]
+        rows = [row for row, text in zip(some, made) if text]
+        texts = [text for text in made if text]
+        if rows:
+            said = zip(judge(trainer, rows, texts), texts)
+            result[f"verifier/accepts_{kind}"] = mean([accepts(v, y) for v, y in said])
+    return result
+
+
 # ------------------------------------------------------------------ main
-CURVES = tango.CURVES | {"generator": ["generator/all_steps_accepted", "generator/accuracy"]}
+CURVES = tango.CURVES | {"generator": ["generator/accepted", "generator/accuracy"]}
 
 
 def load(args: Args) -> tuple[list[dict], list[dict]]:

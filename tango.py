@@ -290,9 +290,8 @@ class Tango(CoTrainer):
     def verifier_step(self, questions):
         """Eq. 8-9: P questions -> M judgements of ONE solution each, A = s (r - mean) / std."""
         M = self.cfg.group_size
-        solutions = self.generate("generator", [q["prompt"] for q in questions])  # P
         judged = []
-        for row, solution in zip(questions, solutions):
+        for row, solution in zip(questions, self.solutions_to_judge(questions)):
             row = row | {"prompt": verify_prompt(row["question"], solution), "solution": solution}
             row["label"] = is_correct(solution, row["answer"])
             judged += [row] * M  # a group is M judgements of one solution
@@ -303,6 +302,10 @@ class Tango(CoTrainer):
         batch.advantages = batch.advantages * s.to(batch.advantages)  # (B,)
         self.report_verifier(judged, batch)
         return batch
+
+    def solutions_to_judge(self, questions) -> list[str]:
+        """Returns a solution of each of P questions, which the verifier learns to judge."""
+        return self.generate("generator", [row["prompt"] for row in questions])
 
     def alpha(self) -> float:
         """Returns the weight of the step advantage, which falls with the generator's updates."""

@@ -131,6 +131,28 @@ def gold_solution(question: str) -> str:
     return format_solution(steps, value)
 
 
+def with_another_operation(rng: random.Random, steps: list[str]) -> list[str] | None:
+    """Returns right steps, except that one of them applies another operation to its operands. Its
+    result is true, and so are the results of the steps behind it, which go on from this result.
+    None if a step is in another form, or divides by 0.
+
+    >>> with_another_operation(random.Random(1), ["42/5=45!", "45+9=54"])
+    ['42-5=37!', '37+9=46']
+    """
+    parts, changed, value = [STEP.fullmatch(step.strip()) for step in steps], [], None
+    k = rng.randrange(len(steps))
+    for i, part in enumerate(parts):
+        if part is None:
+            return None
+        a, op, b = (int(part[1]) if value is None else value), part[2], int(part[3])
+        op = rng.choice([other for other in OPERATORS if other != op]) if i == k else op
+        if (op, b) == ("/", 0):
+            return None
+        value = OPERATORS[op](a, b)
+        changed.append(f"{a}{op}{b}={value}{'!' if sounds_sure(part[0]) else ''}")
+    return changed
+
+
 def gold_answer(question: str) -> int:
     value, operations = parse_question(question)
     for op, operand in operations:
