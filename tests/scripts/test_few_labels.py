@@ -195,7 +195,7 @@ def test_words_can_be_cut_as_well():
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_the_verifier_judges_solutions_that_were_made_wrong(share):
-    """As many as the share says, but for a few that came out right; they are labelled wrong, and the others stay as they are."""
+    """As many as the share says, but for a few that came out right. They are labelled wrong."""
     rows = [
         {"question": q, "answer": str(gold_answer(q)), "reference": gold_solution(q)}
         for q in sample_questions(0, 40, False, (4,))
