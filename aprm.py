@@ -34,6 +34,7 @@ Shapes: P questions, G edits of a chain or judgements of it, B = P * G, K steps,
 import random
 import re
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
 
 from common.core.errors import UserError
@@ -117,10 +118,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 # ------------------------------------------------------------------ prompts and parsing
 CORRUPT = r"""You are given a problem and its right solution in steps. Rewrite one step so that it
-is wrong, and a reader does not notice. Write the number of the step, a colon and the new step in
-its tags, and nothing else."""
+is wrong, and a reader does not notice. Write the step, the word becomes, and the new step, each
+step in its tags, and nothing else."""
+STEP = r"<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*"
 EDIT = re.compile(
-    r"\s*([0-9]{1,3})\s*:\s*<step>((?:(?!</?step>)[^\n]){1,1000})</step>\s*"
+    # the small model was taught to write the number of the step; other models miscount, and copy
+    rf"\s*(?:([0-9]{{1,3}})\s*:\s*|{STEP}becomes\s*){STEP}"
     r"(?:<answer>[^<>\n]{0,1000}</answer>\s*)?"  # models add what the answer would become
 )
 MARKS = ("CORRECT", "INCORRECT")
@@ -140,21 +143,32 @@ ONE_STEP = (
     "<step>37-18 = 19 cards are left.</step>\n<answer>\\boxed{19}</answer>",
 )
 CORRUPTED = [  # worked examples, whose equations are false
-    (to_corrupt(*SOLVED[0]), "2:<step>He gives away 6+5 = 10 pens.</step>"),
-    (to_corrupt(*ONE_STEP), "1:<step>37-18 = 21 cards are left.</step>"),
+    (
+        to_corrupt(*SOLVED[0]),
+        "<step>He gives away 6+5 = 11 pens.</step>\nbecomes\n"
+        "<step>He gives away 6+5 = 10 pens.</step>",
+    ),
+    (
+        to_corrupt(*ONE_STEP),
+        "<step>37-18 = 19 cards are left.</step>\nbecomes\n<step>37-18 = 21 cards are left.</step>",
+    ),
 ]
 
 
 def parse_edit(text: str, row: dict) -> tuple[int, str] | None:
-    """(index of the step, the new step), or None if the edit cannot be read. An edit with a box or
-    with a bold verdict at its end is refused: a verifier that copies it would have marked it.
+    """(index of the step, the new step), or None if the edit cannot be read. Without a number the
+    edited step is the step that the old one resembles most. An edit with a box or with a bold
+    verdict at its end is refused: a verifier that copies it would have marked it.
     """
-    found, count = EDIT.fullmatch(text), len(split_steps(row["reference"]))
-    step = found[2].strip() if found and 1 <= int(found[1]) <= count else ""
-    embedded, marked = parse_question(row["question"]), "\\box" in step or read_verdict(step, MARKS)
-    if not step or marked or (embedded and not tasks.STEP.fullmatch(step)):
+    found, steps = EDIT.fullmatch(text), split_steps(row["reference"])
+    new = found[3].strip() if found and steps else ""
+    embedded, marked = parse_question(row["question"]), "\\box" in new or read_verdict(new, MARKS)
+    if not new or marked or (embedded and not tasks.STEP.fullmatch(new)):
         return None
-    return int(found[1]) - 1, step
+    if found[1]:
+        return (int(found[1]) - 1, new) if 1 <= int(found[1]) <= len(steps) else None
+    alike = [SequenceMatcher(None, step, found[2], autojunk=False).ratio() for step in steps]
+    return alike.index(max(alike)), new
 
 
 def parse_marks(text: str, count: int) -> list[bool] | None:

@@ -284,9 +284,10 @@ def propose_text(kind: str, references: list[dict]) -> str:
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """The contents of the ```kind blocks of the last <answer>, in order; [] without an answer."""
-    answers = re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.DOTALL)
-    inside = answers[-1] if answers else ""
+    """The contents of the ```kind blocks of the last <answer>, in order; [] without an answer. The
+    answer may lack its closing tag, which models that nobody has taught often leave out.
+    """
+    inside = text.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in text else ""
     return [block.strip() for block in re.findall(rf"```{kind}\n(.*?)```", inside, re.DOTALL)]
 
 

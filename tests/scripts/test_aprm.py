@@ -37,6 +37,13 @@ def steps_of(solution: str) -> list[str]:
         ("2:<step>45/9=5</step>", (1, "45/9=5")),  # another operation is an edit, too
         ("0:<step>42/5=31</step>", None),
         ("4:<step>42/5=31</step>", None),
+        ("<step>45+9=54</step>\nbecomes\n<step>45+9=31</step>", (1, "45+9=31")),
+        ("<step>54*7=13!</step> becomes <step>54*7=31</step>", (2, "54*7=31")),  # resembles 54*7=12
+        ("<step>?</step>becomes<step>42/5=31</step>", (0, "42/5=31")),  # resembles none
+        ("<step>45+9=54</step>\n<step>45+9=31</step>", None),
+        ("<step>45+9=54</step>\nbecomes\n", None),
+        ("2:<step>45+9=54</step>\nbecomes\n<step>45+9=31</step>", None),
+        ("<step>45+9=31</step>", None),
         ("١:<step>42/5=31</step>", None),
         ("1:<step>42/5=61</step>", None),  # no number modulo 61
         ("1:<step>42/5=31!!</step>", None),
@@ -61,6 +68,10 @@ def test_an_edit_of_prose_may_say_what_it_likes_but_no_verdict():
         assert parse_edit(f"2:<step>{step}</step>", REAL) is None
     assert parse_edit("1:<step>a<step>b</step>", REAL) is None
     assert parse_edit("1:<step>" + "<step" * 50_000, REAL) is None
+    assert parse_edit(f"<step>{'1' * 1000}</step> becomes <step>{step}</step>", REAL) is None
+    both = f"<step>{'1' * 1000}</step> becomes <step>{'2' * 1000}</step>"
+    assert parse_edit(both, REAL)[1] == "2" * 1000
+    assert parse_edit(f"{both}<answer>" + "becomes" * 50_000, REAL) is None
 
 
 # ------------------------------------------------------------------ the oracle

@@ -66,6 +66,13 @@ def test_proposals():
     task = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "message": ""}
     assert azr.parse_proposal("deduction", text, None, 6) == task
     assert azr.parse_proposal("abduction", text.replace("input", "output"), None, 6) is None
+    for same in (
+        text.removesuffix("</answer>"),
+        f"<answer>\n```input\n7\n```{text} 1\n```input\n8\n```",
+    ):
+        assert azr.parse_proposal("deduction", same, None, 6) == task
+    for other in (text.removeprefix("<answer>"), f"{text}<answer>", text.replace("5\n```\n", "5")):
+        assert azr.parse_proposal("deduction", other, None, 6) is None
     blocks = "".join(f"```input\n{x}\n```\n" for x in range(8))
     text = f"<answer>\n{blocks}```message\nadd ?\n```\n</answer>"
     task = azr.parse_proposal("induction", text, {"program": PLUS}, 6)
