@@ -127,6 +127,7 @@ from common.tasks.functions import (
     read_arguments,
     read_value,
     same_value,
+    with_f,
 )
 
 import torch
@@ -284,11 +285,16 @@ def propose_text(kind: str, references: list[dict]) -> str:
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """The contents of the ```kind blocks of the last <answer>, in order; [] without an answer. The
-    answer may lack its closing tag, which models that nobody has taught often leave out.
+    """The contents of the ```kind blocks of the last <answer>, in order; [] without an answer.
+
+    Models that nobody has taught often close the answer but not its last block, or the last block
+    but not the answer. Both are read. A text that was cut closes neither.
     """
-    inside = text.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in text else ""
-    return [block.strip() for block in re.findall(rf"```{kind}\n(.*?)```", inside, re.DOTALL)]
+    _, opened, inside = text.rpartition("<answer>")
+    inside, closed, _ = inside.partition("</answer>") if opened else ("", "", "")
+    end = r"(?:```|\Z)" if closed else "```"
+    found = [block.strip() for block in re.findall(rf"```{kind}\n(.*?){end}", inside, re.DOTALL)]
+    return [*map(with_f, found)] if kind == "python" else found
 
 
 def parse_answer(kind: str, text: str) -> str | None:

@@ -110,6 +110,34 @@ def same_value(a: str, b: str) -> bool:
 
 
 # ------------------------------------------------------------------ programs
+def names_of(tree: ast.Module) -> list[str]:
+    """Returns the names of functions and variables that a program defines at its top level."""
+    names = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return names
+
+
+def with_f(program: str) -> str:
+    """Returns a program whose last function is also called f, if it defines no f. Models name a
+    function after what it does. A text that Python cannot parse stays as it is.
+
+    >>> with_f("def add(a):\\n  return a+3")
+    'def add(a):\\n  return a+3\\n\\nf = add'
+    """
+    try:
+        tree = ast.parse(program)
+    except UNPARSABLE:
+        return program
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if not functions or "f" in names_of(tree):
+        return program
+    return f"{program}\n\nf = {functions[-1]}"
+
+
 def is_program(text: str, banned: set = BANNED) -> bool:
     """Whether Python can parse the text, and it defines f at its top level and imports nothing
     banned.
@@ -118,19 +146,13 @@ def is_program(text: str, banned: set = BANNED) -> bool:
         tree = ast.parse(text)
     except UNPARSABLE:
         return False
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
-    return "f" in names and not imported & banned
+    return "f" in names_of(tree) and not imported & banned
 
 
 def bare(program: str) -> str:

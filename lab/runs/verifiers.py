@@ -1,9 +1,9 @@
-"""What the verifiers of the scripts make of the same solutions: the experiment `verifiers` of
-experiments.toml, whose table is in docs/results.md.
+"""What the verifiers of the scripts make of the same solutions: the experiments `verifiers` and
+`verifiers_mawps` of experiments.toml, whose tables are in docs/results.md.
 
-The solutions are the base's, to held-out questions, so no verifier was trained on one of them. Each
-script trains as it always does; its evaluation is replaced by `figures`. A verifier joins by a line
-in ASK and one in experiments.toml.
+The solutions are the base's, to held-out questions of the small model or of --dataset, so no
+verifier was trained on one of them. Each script trains as it always does; its evaluation is
+replaced by `figures`. A verifier joins by a line in ASK and one in experiments.toml.
 """
 
 import re
@@ -18,24 +18,28 @@ from common.tasks.answers import is_correct, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order, ranking_figures
 from common.tasks.verdicts import verify_prompt
-from common.tiny.tasks import gold_steps
+from common.tiny.tasks import LEVELS, gold_steps
 from tango import Judgement, parse_judgement, step_f1
 
 QUESTIONS, N = 64, 8
 LONGEST = 112  # tokens of a solution
+AT_ONCE = 128  # rows that are sampled together
 
 
 def solutions_of_the_base(trainer) -> list[dict]:
     """Rows {question, answer, solution, right}, the N of a question adjacent: the same in all runs
     of all scripts on one machine.
     """
-    _, held_out = load_questions("tiny", 1, QUESTIONS, seed=0)
-    rows = [row for row in held_out for _ in range(N)]
+    dataset = "tiny" if trainer.cfg.dataset in LEVELS else trainer.cfg.dataset
+    _, held_out = load_questions(dataset, 1, QUESTIONS, seed=0)
+    rows, written = [row for row in held_out for _ in range(N)], []
     ids = tokenize([solve_prompt(row["question"]) for row in rows], trainer.processing_class)
     keys = [row_key("solutions of the base", i) for i in range(len(ids))]
     with trainer.playing(None):
-        ids, _ = fast.generate(trainer.model, ids, LONGEST, 1.0, trainer.eos_token_ids, keys)
-    texts = [text.strip() for text in trainer.decode(ids)]
+        for its, of in zip(chunk(ids, AT_ONCE), chunk(keys, AT_ONCE)):
+            found = fast.generate(trainer.model, its, LONGEST, 1.0, trainer.eos_token_ids, of)
+            written += found[0]
+    texts = [text.strip() for text in trainer.decode(written)]
     rows = [row | {"solution": text} for row, text in zip(rows, texts)]
     return [row | {"right": is_correct(row["solution"], row["answer"])} for row in rows]
 
@@ -118,6 +122,11 @@ def figures(trainer, ask: Callable) -> dict[str, float]:
     accepted_sure     how many wrong steps of wrong solutions are accepted if they end in `!`
     accepted_meek     how many if they do not
     tokens            that the verifier writes per solution
+    accepted_right    how many right solutions a verifier that writes judgements accepts
+    accepted_wrong    how many wrong solutions
+
+    Of other questions than the small model's there are the first and the last three, because no
+    step has a label, and `!` means nothing.
     """
     rows, before = solutions_of_the_base(trainer), trainer.sampled_tokens
     right = [row["right"] for row in rows]
@@ -130,6 +139,11 @@ def figures(trainer, ask: Callable) -> dict[str, float]:
     asked = ask(trainer, rows)
     its = ranking_figures(rows, asked.scores, N)
     its |= {"tokens": (trainer.sampled_tokens - before) / len(rows)}
+    for name, of in (("right", True), ("wrong", False)):
+        said = [j.final is True for j, z in zip(asked.judgements, right) if z is of]
+        its |= {f"accepted_{name}": mean(said)} if said else {}
+    if None in gold:
+        return {f"asked/{key.rpartition('/')[2]}": value for key, value in its.items()}
     its |= {"step_f1": step_f1(gold, asked.judgements)} if asked.judgements else {}
     for name, tones in (("sure", ("!", "")), ("meek", ("", "!"))):  # of wrong and of right ones
         asked = ask(trainer, [with_tone(row, tones[row["right"]]) for row in rows])

@@ -66,13 +66,17 @@ def test_proposals():
     task = {"kind": "deduction", "program": PLUS, "inputs": ["5"], "message": ""}
     assert azr.parse_proposal("deduction", text, None, 6) == task
     assert azr.parse_proposal("abduction", text.replace("input", "output"), None, 6) is None
+    whole = text.partition("\n```\n</answer>")[0]
     for same in (
-        text.removesuffix("</answer>"),
-        f"<answer>\n```input\n7\n```{text} 1\n```input\n8\n```",
+        f"{whole}\n```\n",  # the answer is not closed
+        f"{whole}\n</answer>",  # the block is not
+        f"<answer>\n```input\n7\n```{text} 1\n```input\n8\n```",  # the last answer counts
     ):
         assert azr.parse_proposal("deduction", same, None, 6) == task
-    for other in (text.removeprefix("<answer>"), f"{text}<answer>", text.replace("5\n```\n", "5")):
+    for other in (text.removeprefix("<answer>"), f"{text}<answer>", whole):
         assert azr.parse_proposal("deduction", other, None, 6) is None
+    named = text.replace(PLUS, "def plus(a):\n  return a+1\n\ndef f2(a):\n  return plus(a)+2")
+    assert azr.parse_proposal("deduction", named, None, 6)["program"].endswith("\n\nf = f2")
     blocks = "".join(f"```input\n{x}\n```\n" for x in range(8))
     text = f"<answer>\n{blocks}```message\nadd ?\n```\n</answer>"
     task = azr.parse_proposal("induction", text, {"program": PLUS}, 6)
