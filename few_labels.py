@@ -54,9 +54,6 @@ class Args(RunArgs):  # has all fields of tango.Args, which cannot be imported w
     hard_negatives: Share = 0.0
     """share of the verifier's questions for which it judges a right solution that was made wrong:
     steps are cut, or one has another operation (the latter on the small model's questions only)"""
-    drill: CountOrZero = 0
-    """updates with which the verifier begins, and which are supervised: it learns to reject a step
-    of another operation (on the small model's questions only)"""
     dataset: str = "tiny-hard"
     """as in tango.py; the default is the small model's questions with five or six operations"""
     steps: Count = 90
@@ -110,7 +107,6 @@ from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import beginnings, is_correct, solve_prompt, split_steps
 from common.tasks.math import count_for_steps, load_for_steps
-from common.tasks.verdicts import mark, verify_prompt
 from common.tiny.diagnostics import panels
 from common.tiny.tasks import format_solution, with_another_operation
 from tango import has_countable_steps, judge
@@ -201,21 +197,6 @@ def made_wrong(kind: str, row: dict, solution: str, rng: random.Random) -> str |
     return wrong if wrong and not is_correct(wrong, row["answer"]) else None
 
 
-def corrected(judgement: str, marks: list[bool]) -> str | None:
-    """Returns a judgement with these verdicts on its steps and on the whole in the place of its
-    own. None if it has another number of verdicts, or rejects a step that is to be accepted: its
-    reason would not fit the new verdict.
-    """
-    verdicts, final = tango.parse_judgement(judgement)
-    boxes = re.findall(tango.BOXED, judgement)
-    if final is None or len(boxes) != len(verdicts) + 1 or len(verdicts) != len(marks):
-        return None
-    if any(right and not said for right, said in zip(marks, verdicts)):
-        return None
-    new = iter([*marks, all(marks)])
-    return re.sub(tango.BOXED, lambda _: mark(next(new)), judgement)
-
-
 # ------------------------------------------------------------------ the trainer
 class FewLabels(tango.Tango):
     @staticmethod
@@ -246,34 +227,7 @@ class FewLabels(tango.Tango):
         return [{"prompt": solve_prompt(row["question"]), **row} for row in rows]
 
     def verifier_step(self, questions):
-        known = self.with_answers(questions)
-        drilled = self.state.global_step < self.cfg.drill
-        return self.drill_step(known) if drilled else super().verifier_step(known)
-
-    def drill_step(self, questions):
-        """P questions -> judgements of P * M right solutions, half of which were given a step of
-        another operation. They are the verifier's own judgements; the verdict on the other step,
-        and the final verdict, are corrected. A = 1: the gradient is that of their likelihood.
-        """
-        rows, solutions, marks = [], [], []
-        for n, row in enumerate(row for row in questions for _ in range(self.cfg.group_size)):
-            rng, right = self.random_numbers(f"{n} {row['question']}"), row["reference"]
-            other = made_wrong("other_operation", row, right, rng) if n % 2 else None
-            pairs = zip(split_steps(right), split_steps(other or right))
-            changed = [before.split("=")[0] != after.split("=")[0] for before, after in pairs]
-            first = changed.index(True) if other else None
-            rows, solutions = rows + [row], solutions + [other or right]
-            marks.append([i != first for i in range(len(changed))])
-        prompts = [verify_prompt(row["question"], y) for row, y in zip(rows, solutions)]
-        texts = map(corrected, self.generate("verifier", prompts), marks)
-        taught = [(prompt, self.encode(text)) for prompt, text in zip(prompts, texts) if text]
-        self.log_mean("verifier/drilled", len(taught) / len(rows))
-        batch = self.completions("verifier", *map(list, zip(*taught)))
-        batch.advantages = torch.ones(len(taught), device=batch.completion_ids.device)  # (b,)
-        batch.total_tokens = sum(self.gather([int(batch.completion_mask.sum())]))
-        if self.kl:
-            batch.base_logps = self.log_probs(None, batch)  # (b, T)
-        return batch
+        return super().verifier_step(self.with_answers(questions))
 
     def solutions_to_judge(self, questions):
         """P questions -> P solutions, of which --hard-negatives are right ones made wrong. They

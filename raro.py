@@ -116,10 +116,10 @@ from common.tasks.verdicts import COMPARED, read_verdict
 import torch
 
 # ------------------------------------------------------------------ prompts and parsing
-COMPARE = r"""You are given a problem and two solutions. One of them was written by an expert. Check
-the steps of both, by your own calculation, each in its own <step> </step> tags that end in
-\boxed{CORRECT} or \boxed{INCORRECT}. End with the number of the expert's solution, or with a tie if
-you cannot tell, and nothing after it: \boxed{1}, \boxed{2} or \boxed{tie}"""
+COMPARE = r"""You are given a problem and two solutions. One of them was written by an expert. Work
+the problem out, and say what each solution gets right or wrong. End with the number of the expert's
+solution, or with a tie if you cannot tell, and nothing after it: \boxed{1}, \boxed{2} or
+\boxed{tie}"""
 
 
 def compare_prompt(question: str, first: str, second: str) -> list[dict]:
@@ -139,12 +139,9 @@ EXAMPLES += [
             "<step>4*6 = 24</step>\n<step>24-3 = 21</step>\n<answer>\\boxed{21}</answer>",
             "<step>She has 6*4 = 24 nuts, and 24-3 = 21.</step>\n<answer>\\boxed{21}</answer>",
         ),
-        r"""Solution 1:
-<step>4 bags of 6 nuts are 4*6 = 24. \boxed{CORRECT}</step>
-<step>24-3 = 21, because 21+3 = 24. \boxed{CORRECT}</step>
-Solution 2:
-<step>6*4 = 24, and 24-3 = 21. \boxed{CORRECT}</step>
-\boxed{tie}""",
+        r"""4 bags of 6 nuts are 4*6 = 24 nuts, and 24-3 = 21 are left.
+Solution 1 says 21, which is right. Solution 2 says 21, which is right.
+The better solution: \boxed{tie}""",
     ),
 ]
 

@@ -91,10 +91,9 @@ from common.tasks.verdicts import COMPARED, read_verdict
 from common.tiny.tasks import MODULO, parse_question
 
 # ------------------------------------------------------------------ prompts and parsing
-COMPARE = r"""You are given a problem and two solutions, one of which is better. Check the steps of
-both, by your own calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or
-\boxed{INCORRECT}; a step that the problem does not ask for is INCORRECT, too. End with the number
-of the better solution, and nothing after it: \boxed{1} or \boxed{2}"""
+COMPARE = r"""You are given a problem and two solutions, one of which is better. Work the problem
+out, and say what each solution gets right or wrong. End with the number of the better solution, and
+nothing after it: \boxed{1} or \boxed{2}"""
 
 
 def compare_prompt(question: str, first: str, second: str) -> list[dict]:

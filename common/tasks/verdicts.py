@@ -109,27 +109,17 @@ COMPARED = [  # a problem, two solutions, and a judgement that names the better 
     (
         *SOLVED[0],
         ALSO_WRONG,
-        r"""Solution 1:
-<step>3 boxes of 12 pens are 3*12 = 36 pens. \boxed{CORRECT}</step>
-<step>Ann gets 6 and Bob gets 5, so 6+5 = 11. \boxed{CORRECT}</step>
-<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
-Solution 2:
-<step>3 boxes of 12 pens are 3*12 = 36 pens, not 3+12. \boxed{INCORRECT}</step>
-<step>6+5 = 11. \boxed{CORRECT}</step>
-<step>The 15 is wrong, so 36-11 = 25 are left. \boxed{INCORRECT}</step>
-\boxed{1}""",
+        r"""3 boxes of 12 pens are 3*12 = 36 pens, 6+5 = 11 are given away, and 36-11 = 25 are left.
+Solution 1 says 25, which is right. Solution 2 says 4, because it adds 3 and 12.
+The better solution: \boxed{1}""",
     ),
     (
         SOLVED[1][0],
         WRONG,
         SOLVED[1][1],
-        r"""Solution 1:
-<step>20/2 = 10, because 2*10 = 20. \boxed{CORRECT}</step>
-<step>Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
-Solution 2:
-<step>2*10 = 20 books, so half are 10. \boxed{CORRECT}</step>
-<step>10*8 = 80 dollars. \boxed{CORRECT}</step>
-\boxed{2}""",
+        r"""Half of 20 is 10 books, and 10*8 = 80 dollars come in.
+Solution 1 says 18, because it adds 10 and 8. Solution 2 says 80, which is right.
+The better solution: \boxed{2}""",
     ),
 ]
 
