@@ -121,8 +121,9 @@ one the answer in this form: <answer>\boxed{...}</answer>."""
 
 VERDICTS = ("CORRECT", "INCORRECT")
 JUDGEMENT = re.compile(
-    r"(?s)\s*<step_verification>(?P<steps>.*)</step_verification>"
-    r"\s*<final_verification>(?P<final>[^<]*)</final_verification>\s*"
+    # models that nobody has taught leave the first closing tag out, or open the section again
+    r"(?s)\s*<step_verification>(?P<steps>.*?)(?:</?step_verification>\s*)?"
+    r"<final_verification>(?P<final>[^<]*)</final_verification>\s*"
 )
 
 

@@ -102,11 +102,9 @@ import torch
 import torch.nn.functional as F
 
 # ------------------------------------------------------------------ prompts and parsing
-SCORE = r"""You are given a problem and a solution. Check the steps one after the other, by your own
-calculation, each in its own <step> </step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}.
-Then add up the score: half a point if the answer is right, and another half if every step is. End
-with two lines: "Defects:" with the numbers of the faulty steps or the word none, and "Score:" with
-the score in a \boxed{}."""
+SCORE = r"""You are given a problem and a solution. Work the problem out, and compare the solution
+with it. Then add up the score: half a point if the answer is right, and another half if every step
+is. End with a line "Score:" with the score in a \boxed{}."""
 
 
 def score_prompt(question: str, solution: str) -> list[dict]:
@@ -120,17 +118,14 @@ def to_grade(question: str, solution: str) -> str:
 GRADED = [  # worked examples: a right solution and a wrong solution
     (
         to_grade(*SOLVED[0]),
-        r"""<step>3 boxes of 12 pens are 3*12 = 36 pens. \boxed{CORRECT}</step>
-<step>Ann gets 6 and Bob gets 5, so 6+5 = 11. \boxed{CORRECT}</step>
-<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
-Defects: none
+        r"""3 boxes of 12 pens are 3*12 = 36 pens, 6+5 = 11 are given away, and 36-11 = 25 are left.
+The solution says 25, which is right.
 Score: \boxed{1}""",
     ),
     (
         to_grade(SOLVED[1][0], WRONG),
-        r"""<step>20/2 = 10, because 2*10 = 20. \boxed{CORRECT}</step>
-<step>Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
-Defects: 2
+        r"""Half of 20 is 10 books, and 10*8 = 80 dollars come in.
+The solution says 18, because it adds 10 and 8.
 Score: \boxed{0}""",
     ),
 ]

@@ -122,11 +122,11 @@ the program
 HOW = [("change a line or a few", "Change a line."), ("remove a line or a few", "Remove a line.")]
 REPAIR = r"""I am improving the test suite of a Python program. Below are the program, which has a
 bug, and the {tests} that I am about to add. Make them pass, and break nothing else: other tests
-will be run, too. Think first, then write the whole program in one block that starts with ```python
-and ends with ```."""
+will be run, too. Write the whole program in one block that starts with ```python and ends with
+```."""
 
 # worked examples: a program, its tests, what becomes what to make the bug, the tests to hide, and
-# what the injector and the solver think
+# what the injector says
 EXAMPLES = [
     (
         """def total(numbers):
@@ -139,7 +139,6 @@ EXAMPLES = [
         ("        if number > 0:", "        if number > 1:"),
         [1],
         "I change `number > 0` to `number > 1`. Now the 1 is left out: tests 1 and 2 fail.",
-        "total([3, 1]) gives 3, so that the 1 is left out: the condition must be number > 0.",
     ),
     (
         """def initials(text):
@@ -152,7 +151,6 @@ EXAMPLES = [
         ("        word = word.upper()\n", ""),
         [1, 3],
         "I remove `word = word.upper()`. Now small letters stay small: tests 1 and 3 fail.",
-        "The letters stay small: the words must be turned into capitals first.",
     ),
 ]
 
@@ -160,7 +158,7 @@ EXAMPLES = [
 def examples(of_injector: bool) -> list[tuple[str, str]]:
     """Returns the worked examples of a player, for programs that are functions."""
     turns = []
-    for (program, tests, edit, hidden, plan, thought), (_, ending) in zip(EXAMPLES, HOW):
+    for (program, tests, edit, hidden, plan), (_, ending) in zip(EXAMPLES, HOW):
         tests, broken = [f"assert {test}" for test in tests], program.replace(*edit)
         if of_injector:
             numbers = ", ".join(map(str, hidden))
@@ -169,7 +167,7 @@ def examples(of_injector: bool) -> list[tuple[str, str]]:
         else:
             tests = [tests[k - 1] for k in hidden]
             asked = shown(broken, tests, number=False) + "Repair it."
-            turns.append((asked, f"{thought}\n```python\n{program}\n```"))
+            turns.append((asked, f"```python\n{program}\n```"))
     return turns
 
 

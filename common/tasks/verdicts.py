@@ -230,6 +230,7 @@ def read_analysis(text: str, solution: str, allowed: Iterable[float]) -> Analysi
     if not DEFECTS.fullmatch(line) or not balanced(text[label.start() :]):
         return None
     numbers = {*map(int, re.findall(r"\d+", line, re.ASCII))}
+    numbers = set() if numbers == {0} else numbers  # some models say 0 for none
     if numbers - {*range(1, len(split_steps(solution)) + 1)}:
         return None
     return Analysis(tuple(sorted(numbers)), score)

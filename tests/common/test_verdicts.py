@@ -70,7 +70,7 @@ def test_a_first_verdict_is_the_same_in_every_decoration(choice, box, data):
 @given(st.sets(st.integers(1, 3)), st.sampled_from(SCORES), st.sampled_from(STARTS), st.data())
 def test_an_analysis_is_the_same_in_every_decoration(defects, score, start, data):
     joined = data.draw(st.sampled_from([",", ", ", " and ", ", and "])).join(map(str, defects))
-    word = joined or data.draw(st.sampled_from(["none", "None", "\\text{none}"]))
+    word = joined or data.draw(st.sampled_from(["none", "None", "\\text{none}", "0"]))
     label = data.draw(st.sampled_from(["Defects: ", "**Defects:** ", "defects:", "### Defects\n"]))
     line = label + data.draw(decorated(word)) + data.draw(st.sampled_from(["", ".", "**"]))
     blank = data.draw(st.sampled_from(["\n", "\n\n", " \n"]))

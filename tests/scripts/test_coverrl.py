@@ -30,6 +30,9 @@ def test_parse_judgement():
     assert parse_judgement(judgement(C, X, X, final=X)) == (False, [2, 3])
     assert parse_judgement(judgement("no verdict", X, final=r" \box{Incorrect}. ")) == (False, [2])
     assert parse_judgement(judgement(*[X] * 400, final=X)) == (False, [*range(1, 401)])
+    for left_out in ("", "<step_verification>\n"):  # by models that nobody has taught
+        text = judgement(C, X, final=X).replace("</step_verification>\n", left_out)
+        assert parse_judgement(text) == (False, [2])
     none = [judgement(X, final="maybe"), judgement(C) + " and more", "it is right " + judgement(C)]
     assert parse_judgement(judgement(X, final=f"Not sure, but {X}")) == (False, [1])
     none += [judgement(C, final=f"{no} {C}") for no in ("NOT", "it isn't", "It cannot be")]
