@@ -113,11 +113,10 @@ HEADING = "## Self Evaluation"
 KEPT = ("question", "solution", "truth", "faulty")  # kept of a solution; with a label and a round
 
 # ------------------------------------------------------------------ prompts and parsing
-FORM = r"""Check the steps one after the other, by your own calculation, each in its own <step>
-</step> tags that end in \boxed{CORRECT} or \boxed{INCORRECT}. End with two lines: "Defects:" with
-the numbers of the faulty steps or the word none, and "Score:" with the score in a \boxed{}. The
-score is 1 if no step is faulty, 0.5 if the answer is right in spite of a faulty step, and 0 if the
-answer is wrong. Do not name a step of which you are not sure."""
+FORM = r"""Work the problem out, and compare each step of the solution with it. End with two
+lines: "Defects:" with the numbers of the faulty steps or the word none, and "Score:" with the score
+in a \boxed{}. The score is 1 if no step is faulty, 0.5 if the answer is right in spite of a faulty
+step, and 0 if the answer is wrong. Do not name a step of which you are not sure."""
 
 PROVE = rf"""Solve the problem step by step. Put every step in its own <step> </step> tags, and
 after the last one the answer in this form: <answer>\boxed{{...}}</answer>. Then, under the heading
@@ -165,16 +164,15 @@ FAULTY = {"question": SOLVED[1][0], "solution": WRONG}
 GRADED = [
     (
         to_grade(RIGHT),
-        r"""<step>3 boxes of 12 pens are 3*12 = 36 pens. \boxed{CORRECT}</step>
-<step>Ann gets 6 and Bob gets 5, so 6+5 = 11. \boxed{CORRECT}</step>
-<step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
+        r"""3 boxes of 12 pens are 3*12 = 36 pens, 6+5 = 11 are given away, and 36-11 = 25 are left.
+The solution says 25, which is right.
 Defects: none
 Score: \boxed{1}""",
     ),
     (
         to_grade(FAULTY),
-        r"""<step>20/2 = 10, because 2*10 = 20. \boxed{CORRECT}</step>
-<step>Each of 10 books brings 8 dollars: 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
+        r"""Half of 20 is 10 books, and 10*8 = 80 dollars come in.
+The solution says 18, because step 2 adds 10 and 8.
 Defects: 2
 Score: \boxed{0}""",
     ),
