@@ -21,7 +21,6 @@ Shapes: P questions, M samples each, B = P * M rows, T completion tokens.
 """
 
 import random
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,7 +104,14 @@ from common.core.errors import say
 from common.core.lists import mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
-from common.tasks.answers import beginnings, is_correct, solve_prompt, split_steps
+from common.tasks.answers import (
+    beginnings,
+    box_follows,
+    is_correct,
+    result_of,
+    solve_prompt,
+    split_steps,
+)
 from common.tasks.math import count_for_steps, load_for_steps
 from common.tiny.diagnostics import panels
 from common.tiny.tasks import format_solution, with_another_operation
@@ -130,36 +136,6 @@ def accepts(judgement: tango.Judgement, solution: str) -> bool:
     return whole and fits and all(judgement.verdicts)
 
 
-NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?|\.\d+", re.ASCII)
-
-
-def result_of(step: str) -> str | None:
-    """Returns the result of a step, which is the first number behind its last "=", or what stands
-    there in LaTeX. None if there is no "=", or nothing behind it.
-
-    >>> [result_of(step) for step in ("45+9=54!", "He keeps 36-11 = 25 pens.", "so 25")]
-    ['54', '25', None]
-    """
-    behind = step.rpartition("=")[2] if "=" in step else ""
-    if "\\" in behind and "\\box" not in behind:
-        return behind.strip(" \n.!$")
-    number = NUMBER.search(behind)
-    return number[0] if number else None
-
-
-def box_follows(solution: str) -> bool:
-    """Whether the answer in the box is the result of the last step. A verifier of steps does not
-    see this: it judges each step by itself. A last step without "=" must name the answer among its
-    numbers, and steps without a number are passed over. If no step has a number, nothing is asked.
-    """
-    steps = [step for step in split_steps(solution) if re.search(r"\d", step, re.ASCII)]
-    if not steps:
-        return True
-    last = steps[-1]
-    numbers = [result_of(last)] if "=" in last else NUMBER.findall(last)[:20]  # of thousands
-    return any(number and is_correct(solution, number) for number in numbers)
-
-
 def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> torch.Tensor:
     """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
     every step and the whole, and if the answer in the box is the result of the last step. So a
@@ -169,32 +145,6 @@ def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> tor
     """
     both = zip(judgements, solutions)
     return torch.tensor([accepts(said, y) and box_follows(y) for said, y in both]).float()
-
-
-# ------------------------------------------------------------------ right solutions, made wrong
-KINDS = ("incomplete", "other_operation", "wrong_box")
-
-
-def made_wrong(kind: str, row: dict, solution: str, rng: random.Random) -> str | None:
-    """Makes a right solution wrong, in a way that a verifier of steps overlooks. Every step that is
-    left is true by itself. None where this cannot be done.
-
-    kind: incomplete (some last steps are cut, and the box holds the result of the step before),
-        other_operation (see `with_another_operation`), wrong_box (the box holds the result of an
-        earlier step)
-    """
-    steps = split_steps(solution)
-    if len(steps) < 2:
-        return None
-    if kind == "other_operation":
-        changed = with_another_operation(rng, steps)
-        wrong = changed and format_solution(changed, result_of(changed[-1]))
-    else:
-        k = rng.randrange(1, len(steps))  # steps that are kept, or whose result is in the box
-        result = result_of(steps[k - 1])
-        kept = beginnings(solution)[(k if kind == "incomplete" else len(steps)) - 1]
-        wrong = result and f"{kept}\n<answer>\\boxed{{{result}}}</answer>"
-    return wrong if wrong and not is_correct(wrong, row["answer"]) else None
 
 
 # ------------------------------------------------------------------ the trainer
@@ -263,6 +213,32 @@ class FewLabels(tango.Tango):
         self.log_mean("generator/accepted", accepted)
         self.report_generator(rows, batch, judgements, alpha)
         return batch
+
+
+# ------------------------------------------------------------------ right solutions, made wrong
+KINDS = ("incomplete", "other_operation", "wrong_box")
+
+
+def made_wrong(kind: str, row: dict, solution: str, rng: random.Random) -> str | None:
+    """Makes a right solution wrong, in a way that a verifier of steps overlooks. Every step that is
+    left is true by itself. None where this cannot be done.
+
+    kind: incomplete (some last steps are cut, and the box holds the result of the step before),
+        other_operation (see `with_another_operation`), wrong_box (the box holds the result of an
+        earlier step)
+    """
+    steps = split_steps(solution)
+    if len(steps) < 2:
+        return None
+    if kind == "other_operation":
+        changed = with_another_operation(rng, steps)
+        wrong = changed and format_solution(changed, result_of(changed[-1]))
+    else:
+        k = rng.randrange(1, len(steps))  # steps that are kept, or whose result is in the box
+        result = result_of(steps[k - 1])
+        kept = beginnings(solution)[(k if kind == "incomplete" else len(steps)) - 1]
+        wrong = result and f"{kept}\n<answer>\\boxed{{{result}}}</answer>"
+    return wrong if wrong and not is_correct(wrong, row["answer"]) else None
 
 
 # ------------------------------------------------------------------ evaluation

@@ -37,6 +37,7 @@ RELATION = (
     r"\\(?:not(?:in)?|neq?|n?[lg]eq?q?(?:slant)?|[lg]t|ll|gg|n?(?:less|gtr)(?:sim)?|prec|succ|in)"
 )
 RELATION = re.compile(rf"[<>≠≤≥⩽⩾≪≫≮≯≰≱≲≳∉]|{RELATION}(?![A-Za-z])")  # \approx is read as =
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?|\.\d+", re.ASCII)
 CONTEXT = 8  # tokens, more than the bytes of one character
 
 
@@ -307,6 +308,33 @@ def _steps(text: str) -> list[re.Match]:
     text and is then left out; so the closing tag is not looked for again from every opening tag.
     """
     return [block for block in STEP.finditer(text) if block[2]]
+
+
+def result_of(step: str) -> str | None:
+    """Returns the result of a step, which is the first number behind its last "=", or what stands
+    there in LaTeX. None if there is no "=", or nothing behind it.
+
+    >>> [result_of(step) for step in ("45+9=54!", "He keeps 36-11 = 25 pens.", "so 25")]
+    ['54', '25', None]
+    """
+    behind = step.rpartition("=")[2] if "=" in step else ""
+    if "\\" in behind and "\\box" not in behind:
+        return behind.strip(" \n.!$")
+    number = NUMBER.search(behind)
+    return number[0] if number else None
+
+
+def box_follows(solution: str) -> bool:
+    """Whether the answer in the box is the result of the last step. A verifier of steps does not
+    see this: it judges each step by itself. A last step without "=" must name the answer among its
+    numbers, and steps without a number are passed over. If no step has a number, nothing is asked.
+    """
+    steps = [step for step in split_steps(solution) if re.search(r"\d", step, re.ASCII)]
+    if not steps:
+        return True
+    last = steps[-1]
+    numbers = [result_of(last)] if "=" in last else NUMBER.findall(last)[:20]  # of thousands
+    return any(number and is_correct(solution, number) for number in numbers)
 
 
 def step_ends(token_ids: list[int], tokenizer) -> list[int]:

@@ -8,7 +8,7 @@ import re
 
 import few_labels
 import tango
-from common.tasks.answers import SOLVED, final_answer, is_correct
+from common.tasks.answers import SOLVED, box_follows, final_answer, is_correct
 from common.tiny.tasks import (
     format_solution,
     gold_answer,
@@ -17,7 +17,7 @@ from common.tiny.tasks import (
     parse_question,
     sample_questions,
 )
-from few_labels import Args, FewLabels, all_accepted, box_follows
+from few_labels import Args, FewLabels, all_accepted
 from tango import Judgement
 
 import pytest
