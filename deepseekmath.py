@@ -114,8 +114,8 @@ KEPT = ("question", "solution", "truth", "faulty")  # kept of a solution; with a
 
 # ------------------------------------------------------------------ prompts and parsing
 FORM = r"""Work the problem out, and compare each step of the solution with it. End with two
-lines: "Defects:" with the numbers of the faulty steps or the word none, and "Score:" with the score
-in a \boxed{}. The score is 1 if no step is faulty, 0.5 if the answer is right in spite of a faulty
+lines: "Defects:" with the numbers of the faulty steps or the word none, and "Score:" with the
+score. The score is 1 if no step is faulty, 0.5 if the answer is right in spite of a faulty
 step, and 0 if the answer is wrong. Do not name a step of which you are not sure."""
 
 PROVE = rf"""Solve the problem step by step. Put every step in its own <step> </step> tags, and
@@ -128,7 +128,7 @@ GRADE = f"You are given a problem and a solution. {FORM}"
 META = r"""You are given a problem, a solution, and the numbers of the steps that somebody has
 called faulty. Check these steps and no others, each in its own <step> </step> tags that end in
 \boxed{CORRECT} or \boxed{INCORRECT}, which says whether the solution's step is right. End with a
-line "Score:" with the score in a \boxed{}. The score is 1 if all of them are faulty, 0.5 if some of
+line "Score:" with the score. The score is 1 if all of them are faulty, 0.5 if some of
 them are, and 0 if none is."""
 
 
@@ -164,17 +164,13 @@ FAULTY = {"question": SOLVED[1][0], "solution": WRONG}
 GRADED = [
     (
         to_grade(RIGHT),
-        r"""3 boxes of 12 pens are 3*12 = 36 pens, 6+5 = 11 are given away, and 36-11 = 25 are left.
-The solution says 25, which is right.
-Defects: none
-Score: \boxed{1}""",
+        "3 boxes of 12 pens are 3*12 = 36 pens, 6+5 = 11 are given away, and 36-11 = 25 are left. "
+        "The solution says 25, which is right.\nDefects: none\nScore: 1",
     ),
     (
         to_grade(FAULTY),
-        r"""Half of 20 is 10 books, and 10*8 = 80 dollars come in.
-The solution says 18, because step 2 adds 10 and 8.
-Defects: 2
-Score: \boxed{0}""",
+        "Half of 20 is 10 books, and 10*8 = 80 dollars come in. The solution says 18, because "
+        "step 2 adds 10 and 8.\nDefects: 2\nScore: 0",
     ),
 ]
 PROVED = [
@@ -186,12 +182,12 @@ META_GRADED = [
         with_claims(RIGHT, (1, 3), "Are they real?"),
         r"""<step>12+12+12 = 36 pens are in 3 boxes. \boxed{CORRECT}</step>
 <step>36-11 = 25, because 25+11 = 36. \boxed{CORRECT}</step>
-Score: \boxed{0}""",
+Score: 0""",
     ),
     (
         with_claims(FAULTY, (2,), "Are they real?"),
         r"""<step>10 books of 8 dollars bring 10*8 = 80, not 10+8. \boxed{INCORRECT}</step>
-Score: \boxed{1}""",
+Score: 1""",
     ),
 ]
 

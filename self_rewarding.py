@@ -102,9 +102,9 @@ import torch
 import torch.nn.functional as F
 
 # ------------------------------------------------------------------ prompts and parsing
-SCORE = r"""You are given a problem and a solution. Work the problem out, and compare the solution
-with it. Then add up the score: half a point if the answer is right, and another half if every step
-is. End with a line "Score:" with the score in a \boxed{}."""
+SCORE = """You are given a problem and a solution. Work the problem out, and compare the solution
+with it. End with a line "Score:" and the score: half a point if the answer is right, and another
+half if every step is. So it is 0, 0.5 or 1."""
 
 
 def score_prompt(question: str, solution: str) -> list[dict]:
@@ -118,15 +118,13 @@ def to_grade(question: str, solution: str) -> str:
 GRADED = [  # worked examples: a right solution and a wrong solution
     (
         to_grade(*SOLVED[0]),
-        r"""3 boxes of 12 pens are 3*12 = 36 pens, 6+5 = 11 are given away, and 36-11 = 25 are left.
-The solution says 25, which is right.
-Score: \boxed{1}""",
+        "3 boxes of 12 pens are 3*12 = 36 pens, 6+5 = 11 are given away, and 36-11 = 25 are left. "
+        "The solution says 25, which is right.\nScore: 1",
     ),
     (
         to_grade(SOLVED[1][0], WRONG),
-        r"""Half of 20 is 10 books, and 10*8 = 80 dollars come in.
-The solution says 18, because it adds 10 and 8.
-Score: \boxed{0}""",
+        "Half of 20 is 10 books, and 10*8 = 80 dollars come in. The solution says 18, because it "
+        "adds 10 and 8.\nScore: 0",
     ),
 ]
 
