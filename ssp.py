@@ -93,6 +93,7 @@ if __name__ == "__main__":  # before torch and TRL are imported, which takes ten
 
 from common.checked import CoTrainer, Player
 from common.core.cotrainer import Batch
+from common.core.errors import say
 from common.core.lists import chunk, mean, stripped
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
@@ -105,7 +106,7 @@ from common.tasks.answers import (
     solve_prompt,
 )
 from common.tasks.math import load_for_steps
-from common.tiny.tasks import gold_answer, parse_question
+from common.tiny.tasks import LEVELS, gold_answer, parse_question
 
 import torch
 
@@ -348,6 +349,12 @@ CURVES = {
 
 
 def main(args: Args):
+    if args.proposer != "none" and args.dataset not in LEVELS:
+        say(
+            "note: a model must be able to write a question that has a given answer. Of 32 questions "
+            "by Qwen2.5-Coder-0.5B-Instruct none had it, and nothing was learnt; --proposer none "
+            "trains the solver alone"
+        )
     launch(Ssp, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
 
 
