@@ -351,8 +351,8 @@ CURVES = {
 def main(args: Args):
     if args.proposer != "none" and args.dataset not in LEVELS:
         say(
-            "note: a model must be able to write a question that has a given answer. Of 32 questions "
-            "by Qwen2.5-Coder-0.5B-Instruct none had it, and nothing was learnt; --proposer none "
+            "note: a proposer must be able to write a question that has a given answer. Of 32 by "
+            "Qwen2.5-Coder-0.5B-Instruct none had it, and nothing was learnt; --proposer none "
             "trains the solver alone"
         )
     launch(Ssp, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
