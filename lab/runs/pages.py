@@ -414,7 +414,9 @@ def read_as_they_are(seen: dict, script: str) -> str:
     parsers read, of the role with the lowest share.
     """
     shares = []
-    for scripts in seen.values():
+    for model, scripts in seen.items():
+        if "temperature" in model:  # not the player's own
+            continue
         roles = scripts.get(script, {}).get("roles", {}).values()
         if read := [its["read"] / its["texts"] for its in roles if its["texts"]]:
             shares.append(min(read))
