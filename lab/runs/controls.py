@@ -202,19 +202,6 @@ def own_right_judgements(few_labels):
     Few.report_verifier = report_verifier
 
 
-def final_verdict_counts(few_labels):
-    """`all_accepted` asks for the final verdict, too, where a verifier can reject a solution that
-    lacks a step although every step of it is right.
-    """
-    of_steps = few_labels.all_accepted
-
-    def all_accepted(judgements, solutions):
-        final = torch.tensor([judgement.final is True for judgement in judgements])  # (B,)
-        return of_steps(judgements, solutions) * final
-
-    few_labels.all_accepted = all_accepted
-
-
 def several_operations(script):
     """Evaluations of the generator also say how many solutions are right of those to questions of
     two or more operations. A frozen verifier is not evaluated, and before training plain GRPO alone

@@ -99,7 +99,7 @@ def judge(writer: Writer, rows: list[dict], what: str) -> list[dict]:
 
 
 def said(row: dict, verdicts: list[bool], final: bool | None) -> dict[str, bool]:
-    """What the reward of `controls.final_verdict_counts` and the table ask of a judgement."""
+    """What the reward of few_labels.py and the table ask of a judgement."""
     steps = len(verdicts) == len(split_steps(row["solution"])) > 0 and all(verdicts)
     differs = final is not None and bool(verdicts) and final != all(verdicts)
     return {"steps": steps, "final": final is True, "differs": differs}

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import few_labels
 import mae
 import tango
 from common.run.models import load_model
@@ -493,17 +492,6 @@ def test_imitation_learns_from_right_judgements_alone():
     FewLabels().report_verifier(judged, batch)
     assert seen == [[0.5] * 6]  # what is reported is not what the control does
     assert batch.advantages.tolist() == [1, 0, 0, 0, 1, 0]
-
-
-def test_a_final_verdict_that_counts():
-    """Both are asked: every step, and the final verdict, which may be unreadable."""
-    script = SimpleNamespace(all_accepted=few_labels.all_accepted)
-    controls.final_verdict_counts(script)
-    text = r"<step>6*8=48</step><answer>\boxed{48}</answer>"
-    said = [([True], True), ([True], False), ([True], None), ([False], True), ([], True)]
-    judgements = [Judgement(*of_one) for of_one in said]
-    assert script.all_accepted(judgements, [text] * 5).tolist() == [1, 0, 0, 0, 0]
-    assert few_labels.all_accepted(judgements, [text] * 5).tolist() == [1, 1, 1, 0, 0]
 
 
 def test_accuracy_on_questions_of_several_operations(monkeypatch):
