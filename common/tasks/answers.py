@@ -333,7 +333,8 @@ def box_follows(solution: str) -> bool:
     if not steps:
         return True
     last = steps[-1]
-    numbers = [result_of(last)] if "=" in last else NUMBER.findall(last)[:20]  # of thousands
+    # a hostile step may hold thousands of numbers, and each comparison takes milliseconds
+    numbers = [result_of(last)] if "=" in last else NUMBER.findall(last)[:20]
     return any(number and is_correct(solution, number) for number in numbers)
 
 

@@ -1,5 +1,5 @@
 """What the verifiers of the scripts make of the same solutions: the experiments `verifiers` and
-`verifiers_mawps` of experiments.toml, whose tables are in docs/results.md.
+`verifiers_mawps` of experiments.toml.
 
 The solutions are the base's, to held-out questions of the small model or of --dataset, so no
 verifier was trained on one of them. Each script trains as it always does; its evaluation is

@@ -680,3 +680,16 @@ def test_a_verifier_of_truth_and_one_of_tone_are_told_apart(monkeypatch):
 
     assert judged(lambda step: "=12" not in step and "=9" not in step) == [1, 1, 1, 1, 0, 0, 3]
     assert judged(lambda step: step.endswith("!")) == [0.25, 0, 1, 2 / 9, 1, 0, 3]
+
+
+def test_verifiers_are_asked_about_word_problems_without_labels_of_steps(monkeypatch):
+    text = "<step>so it is {}</step><answer>\\boxed{{{}}}</answer>"
+    made = [
+        {"question": "how many?", "solution": text.format(n, n), "right": n == 7} for n in (7, 8)
+    ]
+    monkeypatch.setattr(verifiers, "solutions_of_the_base", lambda trainer: made)
+    monkeypatch.setattr(verifiers, "N", 2)
+    said = verifiers.Asked([1.0, 0.0], [Judgement([True], True), Judgement([True], False)])
+    found = verifiers.figures(SimpleNamespace(sampled_tokens=0), lambda trainer, rows: said)
+    assert found["asked/rank_agreement"] == found["asked/accepted_right"] == 1
+    assert found["asked/accepted_wrong"] == 0 and "asked/step_f1" not in found
