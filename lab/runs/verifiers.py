@@ -13,7 +13,7 @@ from typing import NamedTuple
 from common import fast
 from common.core.draws import row_key
 from common.core.lists import chunk, mean
-from common.core.model import tokenize
+from common.core.model import tokenize, without_checkpointing
 from common.tasks.answers import is_correct, solve_prompt
 from common.tasks.math import load_questions
 from common.tasks.ranking import pairs_in_order, ranking_figures
@@ -28,20 +28,25 @@ AT_ONCE = 128  # rows that are sampled together
 
 def solutions_of_the_base(trainer) -> list[dict]:
     """Rows {question, answer, solution, right}, the N of a question adjacent: the same in all runs
-    of all scripts on one machine.
+    of all scripts on one machine, and in all evaluations of a run, so they are kept on the trainer.
     """
+    if hasattr(trainer, "solutions_of_the_base"):
+        return trainer.solutions_of_the_base
     dataset = "tiny" if trainer.cfg.dataset in LEVELS else trainer.cfg.dataset
     _, held_out = load_questions(dataset, 1, QUESTIONS, seed=0)
     rows, written = [row for row in held_out for _ in range(N)], []
     ids = tokenize([solve_prompt(row["question"]) for row in rows], trainer.processing_class)
     keys = [row_key("solutions of the base", i) for i in range(len(ids))]
-    with trainer.playing(None):
+    autocast = trainer.accelerator.autocast()
+    with trainer.playing(None), without_checkpointing(trainer.model), autocast:
         for its, of in zip(chunk(ids, AT_ONCE), chunk(keys, AT_ONCE)):
             found = fast.generate(trainer.model, its, LONGEST, 1.0, trainer.eos_token_ids, of)
             written += found[0]
     texts = [text.strip() for text in trainer.decode(written)]
     rows = [row | {"solution": text} for row, text in zip(rows, texts)]
-    return [row | {"right": is_correct(row["solution"], row["answer"])} for row in rows]
+    rows = [row | {"right": is_correct(row["solution"], row["answer"])} for row in rows]
+    trainer.solutions_of_the_base = rows
+    return rows
 
 
 def with_tone(row: dict, tone: str) -> dict:
