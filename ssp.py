@@ -8,7 +8,7 @@ solver of the same weights answers, and a gate keeps those whose answer somebody
 The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers that are right
     PROPOSER  writes a question                                                 `rollout`
     RULES     the text holds a question, which is short, does not name a*,      `follows_rules`
-              and is not held out
+              and is neither held out nor the question that was shown
     GATE      an answerer that is not trained must recover a*                   `gate`
     REUSE     an earlier valid question takes the place of each that fails      `reused`
     SOLVER    writes n answers to each, r = [equals a*], A = (r - mean) / std   `solve`
@@ -25,13 +25,14 @@ negative. So either the penalty or the missing baseline may explain that valid q
 --baseline batch tells the two apart.
 
 Our changes that matter (more in docs/ssp.md)
-    1. Nobody searches. The paper's answerer reads what the proposer has found, and four other
-       documents. For the chains of arithmetic that come with the repository, a program that works
-       a chain out is the answerer. With other data the answerer is the base.
-    2. For these chains the proposer is NOT given a*, because the small model has not been taught to
-       write a chain that ends in a given number. Here a* is the value of the chain, and the gate
-       asks whether the proposed text has a value. A chain whose value is one of its own numbers
-       names a*, so it fails. With other data a* is given, as in the paper.
+    1. Nobody searches. The paper's proposer searches for documents on a*, and its answerer reads
+       them and four others. Here the proposer is shown the question of the data that has the answer
+       a*, and writes another one. The answerer is the base, which reads the new question alone.
+    2. For the chains of arithmetic that come with the repository, a program that works a chain out
+       is the answerer, and the proposer is given NOTHING, because the small model has not been
+       taught to write a chain that ends in a given number. Here a* is the value of the chain, and
+       the gate asks whether the proposed text has a value. A chain whose value is one of its own
+       numbers names a*, so it fails.
     3. --gate-error is the share of verdicts that a coin turns round. If a question without a value
        passes, nobody can solve it: s = 0, the largest reward.
 
@@ -100,12 +101,11 @@ from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
     SOLVED,
     evaluate_solver,
-    final_answer,
     is_correct,
     prompt,
     solve_prompt,
 )
-from common.tasks.math import load_for_steps
+from common.tasks.math import load_for_steps, same_question
 from common.tiny.tasks import LEVELS, gold_answer, parse_question
 
 import torch
@@ -114,23 +114,32 @@ LONGEST = 1000  # characters of a question (released code)
 
 # ------------------------------------------------------------------ prompts and parsing
 PROPOSE = """Write one new problem that is hard but can be solved by reasoning alone:
-self-contained, with one right answer. If you are given an answer, start from it and work
-backwards, so that it is the problem's only answer, and do not mention it. Write nothing but the
-problem, inside of one pair of <question> </question> tags."""
+self-contained, with one right answer. If you are given a problem and its answer, the new problem
+must have the same answer, tell of something else, and not mention the answer. Write nothing but the
+new problem, inside of one pair of <question> </question> tags."""
 
 
-def propose_prompt(answer: str | None) -> list[dict]:
-    """answer: a*; None where the proposer is not given one."""
-    return prompt(PROPOSE, to_propose(answer), PROPOSED)
+def propose_prompt(question: str | None, answer: str | None) -> list[dict]:
+    """question, answer: a question of the data, and a*; None where the proposer is given none."""
+    return prompt(PROPOSE, to_propose(question, answer), PROPOSED)
 
 
-def to_propose(answer: str | None) -> str:
-    return ("" if answer is None else f"Answer: {answer}\n") + "Propose a question."
+def to_propose(question: str | None, answer: str | None) -> str:
+    given = "" if question is None else f"Problem: {question}\nAnswer: {answer}\n"
+    return given + "Propose a question."
 
 
-PROPOSED = [  # worked examples
-    (to_propose(final_answer(solution)), f"<question>{question}</question>")
-    for question, solution in SOLVED
+PROPOSED = [  # worked examples: as hard as the problem that is given, and harder
+    (
+        to_propose(SOLVED[0][0], "25"),
+        "<question>A baker makes 3 trays with 12 rolls each. He sells 6 rolls in the morning and 5 "
+        "rolls in the afternoon. How many rolls are left?</question>",
+    ),
+    (
+        to_propose(SOLVED[1][0], "80"),
+        "<question>Mia bakes 20 cakes. She eats 4 cakes, gives away 6 cakes, and sells the others "
+        "for 8 dollars each. How many dollars does she get?</question>",
+    ),
 ]
 
 
@@ -145,11 +154,15 @@ def proposed_question(text: str) -> str:
     return inside.rpartition("<question>")[2].strip() if closed else ""
 
 
-def follows_rules(question: str, answer: str | None) -> bool:
-    """Returns whether a question is there, is short enough, and does not name a* as a word."""
+def follows_rules(question: str, answer: str | None, shown: str | None = None) -> bool:
+    """Returns whether a question is there, is short enough, does not name a* as a word, and does
+    not repeat the question that the proposer was shown.
+    """
     word = rf"(?<!\w){re.escape(answer or '')}(?!\w)"
     named = answer is not None and re.search(word, question, re.IGNORECASE) is not None
-    return 0 < len(question) <= LONGEST and not named
+    if named or not 0 < len(question) <= LONGEST:
+        return False
+    return shown is None or same_question(question) != same_question(shown)
 
 
 # ------------------------------------------------------------------ rewards
@@ -183,6 +196,7 @@ class Question:
     text: str  # "" = there is none
     answer: str | None  # a*; None = it has none
     valid: bool = True
+    shown: str | None = None  # what its proposer was shown
     held_out: bool = False
 
 
@@ -212,11 +226,10 @@ class Ssp(CoTrainer):
         cfg, given = self.cfg, rows[:: self.cfg.group_size]  # P
         if cfg.proposer == "none":
             return [self.solve([Question(row["question"], row["answer"]) for row in given])[0]]
-        answers = [row["answer"] for row in given]
         with self.proposing():
-            prompts = [{"prompt": p} for p in self.propose_prompts(answers)]
+            prompts = [{"prompt": p} for p in self.propose_prompts(given)]
             proposer = self.rollout("proposer", prompts)
-        proposed = self.gate(proposer.texts, answers)
+        proposed = self.gate(proposer.texts, given)
         truly = [question.valid for question in proposed]
         rng = self.random_numbers()
         self.turn_round(proposed, rng)
@@ -244,20 +257,24 @@ class Ssp(CoTrainer):
         """Plays a frozen proposer as the base, because the solver moves their common adapter."""
         return self.playing(None) if self.cfg.proposer == "frozen" else nullcontext()
 
-    def propose_prompts(self, answers: list[str]) -> list:
-        return [propose_prompt(None if self.has_grammar else answer) for answer in answers]
+    def propose_prompts(self, given: list[dict]) -> list:
+        if self.has_grammar:
+            return [propose_prompt(None, None) for _ in given]
+        return [propose_prompt(row["question"], row["answer"]) for row in given]
 
-    def gate(self, texts: list[str], answers: list[str]) -> list[Question]:
+    def gate(self, texts: list[str], given: list[dict]) -> list[Question]:
         """Returns the question in each text. It is valid if it keeps the rules and a* is recovered
         from it. The grammar recovers a* by saying what a* is. The base recovers an a* that was
         given, by a greedy solution.
+
+        given: the row of the data with a* for each text.
         """
         grammar = self.has_grammar
-        answers = [None] * len(texts) if grammar else answers
-        found = [Question(proposed_question(t), a, False) for t, a in zip(texts, answers)]
+        shown = [(None, None) if grammar else (row["answer"], row["question"]) for row in given]
+        found = [Question(proposed_question(t), a, False, q) for t, (a, q) in zip(texts, shown)]
         for q in found:
             q.held_out = not {q.text, stripped(q.text)}.isdisjoint(self.held_out_questions)
-        asked = [q for q in found if follows_rules(q.text, q.answer) and not q.held_out]
+        asked = [q for q in found if follows_rules(q.text, q.answer, q.shown) and not q.held_out]
         if grammar:
             for q in asked:
                 q.valid = parse_question(q.text) is not None
@@ -276,7 +293,7 @@ class Ssp(CoTrainer):
         coins = self.over_all_processes(lambda all: [rng.random() for _ in all], proposed)
         for q, coin in zip(proposed, coins):
             if coin < self.cfg.gate_error and not q.held_out:
-                q.valid = not q.valid and follows_rules(q.text, q.answer)
+                q.valid = not q.valid and follows_rules(q.text, q.answer, q.shown)
 
     def with_reused(self, proposed: list[Question], rng: random.Random) -> list[Question]:
         """Returns the valid questions, with an earlier valid question in the place of each question
@@ -323,11 +340,10 @@ class Ssp(CoTrainer):
 def evaluate(trainer: Ssp, held_out: list[dict]) -> dict[str, float]:
     """Measures the solver on held-out questions, and as many proposals by a gate without errors."""
     result, _, _ = evaluate_solver(trainer, "solver", held_out)
-    answers = [row["answer"] for row in held_out]
     with trainer.proposing():
-        texts = trainer.generate_all("proposer", trainer.propose_prompts(answers))
+        texts = trainer.generate_all("proposer", trainer.propose_prompts(held_out))
     found = trainer.in_parallel(lambda its: trainer.gate(*zip(*its)) if its else [],
-                                [*zip(texts, answers)])  # fmt: skip
+                                [*zip(texts, held_out)])  # fmt: skip
     valid = [q.text for q in found if q.valid]
     chains = [chain for chain in map(parse_question, valid) if chain]
     result |= {

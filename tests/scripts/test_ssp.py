@@ -48,6 +48,10 @@ def test_rules():
         ("((24/9)/7)-3 mod 61", "9", False),  # its value
     ]:
         assert follows_rules(question, answer) is expected, (question, answer)
+    shown = "Ann has 3 eggs , and buys 2 . How many ?"
+    assert not follows_rules("ann has 3 eggs and buys 2. How many?", "5", shown)
+    assert follows_rules("Ann has 3 eggs and buys 4. How many?", "5", shown)
+    assert not follows_rules("?" * 1_000_000, "5", shown) and not follows_rules("", "5", "")
 
 
 # ------------------------------------------------------------------ rewards and advantages
@@ -188,7 +192,7 @@ def test_ablations(change, trained, advantages):
 
 
 def test_a_question_for_the_small_model_must_not_name_its_value():
-    found = given_texts().gate(tagged("7*1 mod 61", "(19/1)/1 mod 61", A), [None] * 3)
+    found = given_texts().gate(tagged("7*1 mod 61", "(19/1)/1 mod 61", A), FOUR[:3])
     assert [(q.valid, q.answer) for q in found] == [(False, "7"), (False, "19"), (True, "3")]
 
 
@@ -226,6 +230,7 @@ def test_a_gate_that_errs():
     # what breaks a rule or is held out never passes, and a good one still may
     never = [Question("", None, False), Question("x" * 1001, None, False)]
     never += [Question("7 eggs?", "7", False), Question(A, None, False, held_out=True)]
+    never += [Question("Two eggs?", "2", False, "two eggs ?")]
     given_texts(gate_error=1.0).turn_round(never, random.Random(0))
     assert not any(q.valid for q in never)
 
@@ -240,15 +245,18 @@ def test_held_out_questions_teach_nobody():
 
 
 def test_with_other_data_the_proposer_is_given_a_star_and_the_base_is_the_gate():
-    data = rows(("Ann?", "42"), ("Bob?", "7"), ("Cy?", "9"), ("Di?", "1/2"))
+    names = (("Ann?", "42"), ("Bob?", "7"), ("Cy?", "9"), ("Di?", "1/2"), ("Eve?", "1"))
+    data = rows(*names)
     written = {"proposer": [*tagged("Six times seven?", "7 eggs?", "Three squared?"), ""]}
+    written["proposer"] += tagged("Eve ?")
     written["solver"] = [solution(42), solution(41)]
-    trainer = given_texts(written, grammar=False, base=[solution(42), solution(8)])
+    base = [solution(42), solution(8)]
+    trainer = given_texts(written, grammar=False, base=base, questions=5)
     proposer, solver = trainer.step(data)
     users = [user for name, user in trainer.asked if name == "proposer"]
-    assert users == [f"Answer: {a}\nPropose a question." for a in ("42", "7", "9", "1/2")]
-    # the second names its answer, and the fourth is none: nobody is asked
+    assert users == [f"Problem: {q}\nAnswer: {a}\nPropose a question." for q, a in names]
+    # the second names its answer, the fourth is none, the last is what was shown: nobody is asked
     base = [user for name, user in trainer.asked if name == "base"]
     assert base == ["Six times seven?", "Three squared?"]
-    assert proposer.rewards.tolist() == [0.5, 0, 0, 0] and len(solver) == 2
+    assert proposer.rewards.tolist() == [0.5, 0, 0, 0, 0] and len(solver) == 2
     assert trainer.saved["pool"] == {"Six times seven?": "42"}

@@ -138,7 +138,8 @@ def test_a_prompt_about_the_first_example_asks_in_the_same_words(prompt):
 
 
 def test_the_examples_proposals_can_be_solved_and_do_not_name_their_answer():
-    for (user, text), (question, solution) in zip(pairs(ssp.propose_prompt("7")), SOLVED):
-        answer = user.splitlines()[0].removeprefix("Answer: ")
-        assert ssp.proposed_question(text) == question and is_correct(solution, answer)
-        assert ssp.follows_rules(question, answer)
+    worked_out = [3 * 12 - 6 - 5, (20 - 4 - 6) * 8]  # what the new questions ask for
+    examples = pairs(ssp.propose_prompt("Q", "7"))
+    for (user, text), (shown, _), answer, value in zip(examples, SOLVED, GOLD, worked_out):
+        assert user == ssp.to_propose(shown, answer) and value == int(answer)
+        assert ssp.follows_rules(ssp.proposed_question(text), answer, shown)
