@@ -368,7 +368,7 @@ def main(args: Args):
     if args.proposer != "none" and args.dataset not in LEVELS:
         say(
             "note: a proposer must be able to write a question that has a given answer. Of 32 by "
-            "Qwen2.5-Coder-0.5B-Instruct none had it, and nothing was learnt; --proposer none "
+            "Qwen2.5-Coder-0.5B-Instruct 2 had it, so a small model learns slowly; --proposer none "
             "trains the solver alone"
         )
     launch(Ssp, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)
