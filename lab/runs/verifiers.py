@@ -21,7 +21,7 @@ from common.tasks.verdicts import verify_prompt
 from common.tiny.tasks import LEVELS, gold_steps
 from tango import Judgement, parse_judgement, step_f1
 
-QUESTIONS, N = 64, 8
+QUESTIONS, OF_OTHERS, N = 64, 32, 8  # of the small model, of others; solutions of a question
 LONGEST = 112  # tokens of a solution
 AT_ONCE = 128  # rows that are sampled together
 
@@ -33,7 +33,8 @@ def solutions_of_the_base(trainer) -> list[dict]:
     if hasattr(trainer, "solutions_of_the_base"):
         return trainer.solutions_of_the_base
     dataset = "tiny" if trainer.cfg.dataset in LEVELS else trainer.cfg.dataset
-    _, held_out = load_questions(dataset, 1, QUESTIONS, seed=0)
+    count = QUESTIONS if dataset == "tiny" else OF_OTHERS
+    _, held_out = load_questions(dataset, 1, count, seed=0)
     rows, written = [row for row in held_out for _ in range(N)], []
     ids = tokenize([solve_prompt(row["question"]) for row in rows], trainer.processing_class)
     keys = [row_key("solutions of the base", i) for i in range(len(ids))]
