@@ -16,13 +16,13 @@ The loop is `Ssp.step`.  a*: the answer of a question.  s: share of n answers th
 
     r_proposer = 1 - s           of a valid question                            `proposer_reward`
                = -penalty        of a question that fails (default: 0)
-    A_proposer = r_proposer      the released code standardises a group of one question with mean 0
-                                 and deviation 1, so nothing is subtracted
+    A_proposer = r_proposer      the released code takes 0 for the mean and 1 for the deviation of
+                                 a group of one question, so the advantage is the reward itself
 
 The released script's penalty is 0 (its code's default: 1). With a penalty of .1, the authors
 report, the proposer ends up writing hardly anything valid. With 0 no advantage of the proposer is
-negative. So either the penalty or the missing baseline may explain that valid questions vanish;
---baseline batch tells the two apart.
+negative, and with .1 questions that fail have a negative one. The harm may come from the penalty,
+or from the missing baseline; --baseline batch subtracts a baseline, which tells the two apart.
 
 Our changes that matter (more in docs/ssp.md)
     1. Nobody searches. The paper's proposer searches for documents on a*, and its answerer reads
@@ -174,7 +174,7 @@ def proposer_reward(s: float | None, kind: str, penalty: float) -> float:
     """
     if s is None:
         return 0.0 - penalty  # and not -0.0
-    # 4 (left + s) (right - s) with left 0 and right 1, so 0 at both ends
+    # the released code has 4 (left + s) (right - s), and sets left 0 and right 1
     return {"1-acc": 1 - s, "intermediate_difficulty": 4 * s * (1 - s), "format_only": 1.0}[kind]
 
 
@@ -368,7 +368,7 @@ def main(args: Args):
     if args.proposer != "none" and args.dataset not in LEVELS:
         say(
             "note: a proposer must be able to write a question that has a given answer. Of 32 by "
-            "Qwen2.5-Coder-0.5B-Instruct 2 had it, so a small model learns slowly; --proposer none "
+            "Qwen2.5-Coder-0.5B-Instruct 2 do so, and such a model learns slowly; --proposer none "
             "trains the solver alone"
         )
     launch(Ssp, args, load=load_for_steps, evaluate=evaluate, curves=CURVES, prompt=solve_prompt)

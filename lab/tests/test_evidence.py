@@ -126,8 +126,9 @@ def test_intervals_are_students():
 
 def test_the_exact_interval_of_a_share():
     """Of none of n, 1 - .025^(1/n) is the most; and tables say 2 of 26 is .0095 to .2513."""
-    assert pages.share(0, 5) == f"0 of 5 [0, {100 * (1 - 0.025 ** (1 / 5)):.0f}] %"
-    assert pages.share(2, 26) == "2 of 26 [1, 25] %" and pages.share(5, 5) == "5 of 5 [48, 100] %"
+    assert pages.share(0, 5) == f"0 of 5 runs (0 [0, {100 * (1 - 0.025 ** (1 / 5)):.0f}] %)"
+    assert pages.share(2, 26) == "2 of 26 runs (8 [1, 25] %)"
+    assert pages.share(5, 5) == "5 of 5 runs (100 [48, 100] %)"
 
 
 # ------------------------------------------------------------------ what pages show
