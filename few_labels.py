@@ -114,7 +114,7 @@ from common.tasks.answers import (
 )
 from common.tasks.math import count_for_steps, load_for_steps
 from common.tiny.diagnostics import panels
-from common.tiny.tasks import format_solution, with_another_operation
+from common.tiny.tasks import format_solution, parse_question, with_another_operation
 from tango import has_countable_steps, judge
 
 import torch
@@ -128,8 +128,9 @@ def outcome_reward(completions, answer, **_) -> list[float | None]:
 
 
 def accepts(judgement: tango.Judgement, solution: str) -> bool:
-    """Whether a judgement accepts every step of a solution, and the whole. Verdicts that do not fit
-    the steps accept nothing, nor is a solution accepted that has no step or no answer.
+    """Whether a judgement accepts every step of a solution, and the whole. A judgement that has not
+    as many verdicts as there are steps accepts nothing, nor is a solution accepted that has no step
+    or no box.
     """
     fits = len(judgement.verdicts) == len(split_steps(solution))
     whole = has_countable_steps(solution) and judgement.final is True
@@ -139,9 +140,10 @@ def accepts(judgement: tango.Judgement, solution: str) -> bool:
 def all_accepted(judgements: list[tango.Judgement], solutions: list[str]) -> torch.Tensor:
     """Generator: r_out of B solutions without a known answer, (B,). It is 1 if the verifier accepts
     every step and the whole, and if the answer in the box is the result of the last step. So a
-    further step never raises the reward. (With the step rewards of tango.py alone a solution of
+    further step must be accepted as well. (With the step rewards of tango.py alone a solution of
     four rejected steps can beat a solution of one.) Whether the solution is complete, and whether
-    its steps are those that the question asks for, only the verifier can say.
+    its steps are those that the question asks for, only the verifier can say: behind "45+9=54" the
+    step "7*1=7" is true, and then a box with 7 follows.
     """
     both = zip(judgements, solutions)
     return torch.tensor([accepts(said, y) and box_follows(y) for said, y in both]).float()
@@ -180,17 +182,19 @@ class FewLabels(tango.Tango):
         return super().verifier_step(self.with_answers(questions))
 
     def solutions_to_judge(self, questions):
-        """P questions -> P solutions, of which --hard-negatives are right ones made wrong. They
-        need no further answer: where the generator's solution is wrong, the reference is taken.
+        """P questions -> P solutions, of which --hard-negatives are right ones made wrong, as far
+        as they can be. They need no further answer: where the generator's solution is wrong, the
+        reference is taken.
         """
         solutions = super().solutions_to_judge(questions)
         for i, row in enumerate(questions):
             rng = self.random_numbers(row["question"])
             if rng.random() < self.cfg.hard_negatives:
                 right = is_correct(solutions[i], row["answer"])
-                kind = rng.choice(KINDS[:2])  # a wrong box is rejected in code, see `box_follows`
                 of = solutions[i] if right else row["reference"]
-                solutions[i] = made_wrong(kind, row, of, rng) or solutions[i]
+                # no wrong box, which `box_follows` sees, except behind a step without "="
+                made = [made_wrong(kind, row, of, rng) for kind in rng.sample(KINDS[:2], 2)]
+                solutions[i] = made[0] or made[1] or solutions[i]
         return solutions
 
     def generator_step(self, rows):
@@ -220,32 +224,33 @@ KINDS = ("incomplete", "other_operation", "wrong_box")
 
 
 def made_wrong(kind: str, row: dict, solution: str, rng: random.Random) -> str | None:
-    """Makes a right solution wrong, in a way that a verifier of steps overlooks. Every step that is
-    left is true by itself. None where this cannot be done.
+    """Makes a right solution wrong, in a way that a verifier of steps overlooks. If all its steps
+    are true, so are all that are left. None where this cannot be done.
 
     kind: incomplete (some last steps are cut, and the box holds the result of the step before),
-        other_operation (see `with_another_operation`), wrong_box (the box holds the result of an
-        earlier step)
+        other_operation (see `with_another_operation`; only of the small model's questions, whose
+        arithmetic is modulo 61), wrong_box (the box holds the result of an earlier step)
     """
-    steps = split_steps(solution)
-    if len(steps) < 2:
-        return None
+    steps, found = split_steps(solution), []
     if kind == "other_operation":
-        changed = with_another_operation(rng, steps)
-        wrong = changed and format_solution(changed, result_of(changed[-1]))
+        if len(steps) > 1 and parse_question(row["question"]):
+            changed = with_another_operation(rng, steps)
+            found = [format_solution(changed, result_of(changed[-1]))] if changed else []
     else:
-        k = rng.randrange(1, len(steps))  # steps that are kept, or whose result is in the box
-        result = result_of(steps[k - 1])
-        kept = beginnings(solution)[(k if kind == "incomplete" else len(steps)) - 1]
-        wrong = result and f"{kept}\n<answer>\\boxed{{{result}}}</answer>"
-    return wrong if wrong and not is_correct(wrong, row["answer"]) else None
+        # the number of steps that are kept, or of the step whose result is in the box
+        for k in rng.sample(range(1, len(steps)), len(steps) - 1) if steps else []:
+            kept = beginnings(solution)[(k if kind == "incomplete" else len(steps)) - 1]
+            if result := result_of(steps[k - 1]):
+                found.append(f"{kept}\n<answer>\\boxed{{{result}}}</answer>")
+    return next((wrong for wrong in found if not is_correct(wrong, row["answer"])), None)
 
 
 # ------------------------------------------------------------------ evaluation
 def evaluate(trainer: FewLabels, held_out: list[dict]) -> dict[str, float]:
     """As tango.py does, and also how many right solutions that were made wrong the verifier
     accepts. A generator can learn to write such solutions, and balanced accuracy does not show it:
-    it is about solutions of the starting model, which makes other mistakes.
+    it is about solutions of the starting model, which makes other mistakes. Each solution has one
+    judgement, and `box_follows` is not asked.
     """
     result = tango.evaluate(trainer, held_out)
     if trainer.cfg.verifier == "none":

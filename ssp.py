@@ -95,7 +95,7 @@ if __name__ == "__main__":  # before torch and TRL are imported, which takes ten
 from common.checked import CoTrainer, Player
 from common.core.cotrainer import Batch
 from common.core.errors import say
-from common.core.lists import chunk, mean, stripped
+from common.core.lists import chunk, mean
 from common.run.launch import launch
 from common.run.session import exit_with_one_sentence
 from common.tasks.answers import (
@@ -272,8 +272,9 @@ class Ssp(CoTrainer):
         grammar = self.has_grammar
         shown = [(None, None) if grammar else (row["answer"], row["question"]) for row in given]
         found = [Question(proposed_question(t), a, False, q) for t, (a, q) in zip(texts, shown)]
+        held_out = {*map(same_question, self.held_out_questions)}
         for q in found:
-            q.held_out = not {q.text, stripped(q.text)}.isdisjoint(self.held_out_questions)
+            q.held_out = same_question(q.text) in held_out
         asked = [q for q in found if follows_rules(q.text, q.answer, q.shown) and not q.held_out]
         if grammar:
             for q in asked:

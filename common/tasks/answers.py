@@ -38,6 +38,16 @@ RELATION = (
 )
 RELATION = re.compile(rf"[<>≠≤≥⩽⩾≪≫≮≯≰≱≲≳∉]|{RELATION}(?![A-Za-z])")  # \approx is read as =
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?|\.\d+", re.ASCII)
+EQUALS = re.compile(r"(?<![!<>=:])=(?![=>])")
+MARKUP = re.compile(r"\\[()\[\]]|\\?\$|\\boxed\s*\{")  # in and around a value, which stays the same
+VALUE = re.compile(
+    rf"-?\\[dt]?frac\s*(?:\{{[^{{}}]*\}}|\d)\s*(?:\{{[^{{}}]*\}}|\d)|{NUMBER.pattern}", re.ASCII
+)
+BLANK = r"[^\S\n]*"
+GOES_ON = re.compile(  # the value is not the whole result: 10^3, 2\sqrt{3}, 1 1/2, 5*8, 1e3
+    rf"{BLANK}(?:[*/^×·÷+-]{BLANK}[\d({{\\]|\\(?:times|cdot|div|sqrt|pi|[dt]?frac)|\d)|[eE][-+]?\d"
+)
+SEVERAL = re.compile(r"[\d}]\s+\d|[,;]|arrow|\\to\b|\\implies|\b(?:or|and|not|to)\b")
 CONTEXT = 8  # tokens, more than the bytes of one character
 
 
@@ -311,30 +321,38 @@ def _steps(text: str) -> list[re.Match]:
 
 
 def result_of(step: str) -> str | None:
-    """Returns the result of a step, which is the first number behind its last "=", or what stands
-    there in LaTeX. None if there is no "=", or nothing behind it.
+    r"""Returns the result of a step, which is the first value behind its last "=", a number or a
+    fraction. If this value is part of a product, a root or a power, all that stands behind the "="
+    is the result. None if there is no "=", no value behind it, or no single value.
 
-    >>> [result_of(step) for step in ("45+9=54!", "He keeps 36-11 = 25 pens.", "so 25")]
-    ['54', '25', None]
+    >>> [result_of(step) for step in ("45+9=54!", r"\(36-11 = 25\) pens.", "3-8 = - 5", "so 25")]
+    ['54', '25', '-5', None]
+    >>> [result_of(step) for step in ("45+9=54 != 7", r"$= 2\sqrt{3}$", "= 1 1/2", "= 1e3")]
+    ['54', '2\\sqrt{3}', None, None]
     """
-    behind = step.rpartition("=")[2] if "=" in step else ""
-    if "\\" in behind and "\\box" not in behind:
-        return behind.strip(" \n.!$")
-    number = NUMBER.search(behind)
-    return number[0] if number else None
+    *before, behind = EQUALS.split(step)
+    behind = MARKUP.sub("", behind).replace("−", "-") if before else ""
+    behind = re.sub(r"-\s+(?=[\d\\])", "-", behind)
+    value = VALUE.search(behind)
+    if not value or not GOES_ON.match(behind, value.end()):
+        return value[0] if value else None
+    whole = behind[value.start() :].strip(" \n.!")
+    unclear = len(whole) > 100 or RELATION.search(whole) or SEVERAL.search(whole)
+    return None if unclear or re.search(r"\d[eE][-+]?\d", whole) else whole
 
 
 def box_follows(solution: str) -> bool:
-    """Whether the answer in the box is the result of the last step. A verifier of steps does not
-    see this: it judges each step by itself. A last step without "=" must name the answer among its
-    numbers, and steps without a number are passed over. If no step has a number, nothing is asked.
+    """Whether there is an answer in the box, and it is the result of the last step. A verifier of
+    steps does not see this: it judges each step by itself. A last step without "=" must name the
+    answer among its numbers, and steps without a number are passed over. If no step has a number,
+    any answer follows.
     """
-    steps = [step for step in split_steps(solution) if re.search(r"\d", step, re.ASCII)]
+    steps = [step for step in split_steps(solution) if re.search(r"\d", step)]  # also １
     if not steps:
-        return True
+        return final_answer(solution) is not None
     last = steps[-1]
     # a hostile step may hold thousands of numbers, and each comparison takes milliseconds
-    numbers = [result_of(last)] if "=" in last else NUMBER.findall(last)[:20]
+    numbers = [result_of(last)] if EQUALS.search(last) else NUMBER.findall(last)[:20]
     return any(number and is_correct(solution, number) for number in numbers)
 
 

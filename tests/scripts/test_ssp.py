@@ -236,7 +236,8 @@ def test_a_gate_that_errs():
 
 
 def test_held_out_questions_teach_nobody():
-    written = {"proposer": tagged(A, f"  {B} ", C, A), "solver": [solution(3)] * 4}
+    same = f"  {B.replace('mod', ', mod').upper()} "  # but for a comma and capitals
+    written = {"proposer": tagged(A, same, C, A), "solver": [solution(3)] * 4}
     trainer = given_texts(written, held_out=[B], penalty=0.1, step=1)
     proposer, solver = trainer.step(FOUR)
     assert proposer.rewards.isnan().tolist() == [False, True, False, False]
