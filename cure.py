@@ -62,8 +62,8 @@ class Args(RunArgs):  # model, out, seed, micro_batch, eval_every, ...: common/r
     model: str = "tiny-programs"
     """the small model of programs that comes with the repository, a hub id or a folder"""
     dataset: str = "tiny"
-    """our own tasks, or a .jsonl file: MBPP's or HumanEval's functions, or with question,
-    test_input and test_output (lists of strings)"""
+    """our own tasks, or a .jsonl file: functions of MBPP, HumanEval or LiveCodeBench, or with
+    question, test_input and test_output (lists of strings)"""
     eval_questions: Count = per_model(tiny=128, real=64)
     """held-out tasks"""
     eval_samples: Several = 16

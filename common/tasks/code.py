@@ -2,7 +2,8 @@
 
     functions        a test is a line such as `assert add(2, [3]) == [5]`, whose arguments and value
                      are literals, and a program defines the function. The question ends in the
-                     first of the tests, which names the function. MBPP and HumanEval are read.
+                     first of the tests, which names the function. MBPP, HumanEval, and the
+                     functions of LiveCodeBench with their public tests are read.
     standard input   a test is a pair (input, expected output). The tasks of common/tiny, and JSONL
                      with test_input and test_output (as CodeContests is published for CURE).
 
@@ -13,6 +14,7 @@ question is both in the training part and in the held-out part.
 
 import ast
 import functools
+import json
 import random
 import re
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from common.tasks.math import QUESTION_COLUMNS, UNPARSABLE, as_text, read_rows, 
 from common.tiny import programs
 
 OUTPUT_LIMIT = 1 << 16  # bytes; thousands of results are held together
+METHOD = re.compile(r"def\s+(\w+)\(\s*self\s*,?\s*([^\n]*:)")  # of LiveCodeBench's starter code
 
 
 # ------------------------------------------------------------------ tests
@@ -131,7 +134,7 @@ def load_tasks(
     rows, held_out = ([row for _, row in part if row] for part in found)
     if left_out := sum(row is None for part in found for _, row in part):
         reason = "have tests other than `f(...) == value` with literals, or only one; left out."
-        say(f"--dataset {dataset}: {left_out} functions {reason}")
+        say(f"--dataset {dataset}: {left_out} tasks {reason}")
     forms = [(isinstance(row["tests"][0], str), w) for part in found for w, row in part if row]
     if odd := next((where for form, where in forms if form != forms[0][0]), None):
         raise UserError(f"{odd} has asserts, or standard input, unlike the rows before it.")
@@ -163,6 +166,8 @@ def _read_task(row: dict, where: str) -> dict | None:
         return _from_mbpp(row, where)
     if "entry_point" in row:
         return _from_human_eval(row, where)
+    if "starter_code" in row and "public_test_cases" in row:
+        return _from_live_code_bench(row, where)
     question = next((row[c] for c in QUESTION_COLUMNS if row.get(c)), None)
     inputs, outputs = row.get("test_input"), row.get("test_output")
     question = as_text(question, where, "question", QUESTION_COLUMNS)
@@ -205,6 +210,26 @@ def _from_human_eval(row: dict, where: str) -> dict | None:
         return None
     tests = [line.replace("candidate(", f"{name}(", 1) for line in lines if "candidate" in line]
     return _function(start, tests, start + as_text(row.get("canonical_solution"), where, "program"))
+
+
+def _from_live_code_bench(row: dict, where: str) -> dict | None:
+    """A test has an argument a line and a value, as JSON. The starter code has a method of a class,
+    and here it is a function. Tasks on standard input are left out. So are private tests: they are
+    packed as a pickle, and to open a pickle runs what is in it. No reference comes with a task.
+    """
+    method = METHOD.search(as_text(row["starter_code"], where, "function"))
+    tests = as_text(row["public_test_cases"], where, "tests", ("public_test_cases",))
+    try:
+        tests = json.loads(tests)
+        its = [([*map(json.loads, t["input"].split("\n"))], json.loads(t["output"])) for t in tests]
+    except (AttributeError, KeyError, TypeError, *UNPARSABLE):
+        return None
+    if not method or any(test.get("testtype") != "functional" for test in tests):
+        return None
+    question = as_text(row.get("question_content"), where, "question", ("question_content",))
+    name, signature = method[1], f"def {method[1]}({method[2]}"
+    lines = [f"assert {name}({', '.join(map(repr, args))}) == {value!r}" for args, value in its]
+    return _function(f"{question.strip()}\n\n{signature}", lines, "")
 
 
 def _function(question: str, tests: list[str], reference: str) -> dict | None:

@@ -1,5 +1,6 @@
 """Programming tasks from every source, in both forms, and what no program earns by tricks."""
 
+import json
 import random
 
 from common.tasks.code import (
@@ -140,7 +141,43 @@ def test_functions_with_other_tests_are_left_out_and_counted(tmp_path, capsys):
     rows += [{**MBPP, "text": f"fine {i}"} for i in range(60)]
     train, held_out = load_tasks(write_rows(tmp_path / "t.jsonl", rows), 100, 100, 0)
     assert len(train + held_out) == 60 and "odd" not in str(train + held_out)
-    assert f"{len(tests)} functions" in capsys.readouterr().out
+    assert f"{len(tests)} tasks" in capsys.readouterr().out
+
+
+START = "class Solution:\n    def f(self, k: int, xs: List[int]) -> List[int]:\n        "
+CASES = [("2\n[1, 3]", "[2, 6]"), ("-1\n[5]", "[-5]")]
+
+
+def live(cases, testtype="functional", **more) -> dict:
+    tests = [{"input": x, "output": y, "testtype": testtype} for x, y in cases]
+    row = {"question_content": "Scale a list.", "starter_code": START, "private_test_cases": "eJx"}
+    return row | {"public_test_cases": json.dumps(tests)} | more
+
+
+def test_functions_of_live_code_bench(tmp_path, sandbox, capsys):
+    """In the published columns. Private tests are a pickle, which nobody opens."""
+    name = {"question_content": "Say it.", "starter_code": START.replace("k: int, xs: ", "it: ")}
+    said = live([('"a\\n\\u00e4"', "true"), ("[null, 1.5]", "{}")], **name)
+    left_out = [
+        live([("1 2\n", "3\n")], "stdin", starter_code=""),
+        live(CASES, "stdin"),
+        live(CASES[:1]),
+        live(CASES, starter_code="def f(k, xs):"),
+        *[live([CASES[0], (odd, "1")]) for odd in ("", "f(1)", "NaN", "[" * 100_000, "1\n\n1")],
+        *[live(CASES, public_test_cases=odd) for odd in ("[", "7", "{}", "[1]", '[{"input": 1}]')],
+    ]
+    rows = [row | {"question_content": f"{i} odd"} for i, row in enumerate(left_out)] + [said]
+    rows += [live(CASES, question_content=f"Scale. {i}") for i in range(60)]
+    train, held_out = load_tasks(write_rows(tmp_path / "t.jsonl", rows), 100, 100, 0)
+    assert len(train + held_out) == 61 and "odd" not in str(train + held_out)
+    assert f"{len(left_out)} tasks" in capsys.readouterr().out
+    row = next(row for row in train + held_out if row["question"].startswith("Scale."))
+    assert row["tests"] == ["assert f(2, [1, 3]) == [2, 6]", "assert f(-1, [5]) == [-5]"]
+    shown = "\n\ndef f(k: int, xs: List[int]) -> List[int]:\nassert f(2, [1, 3]) == [2, 6]"
+    assert row["question"].endswith(shown) and row["reference"] == ""
+    assert all(holds(sandbox, "def f(k, xs):\n    return [k * x for x in xs]", row["tests"]))
+    (other,) = (row for row in train + held_out if row["question"].startswith("Say it."))
+    assert other["tests"] == ["assert f('a\\nä') == True", "assert f([None, 1.5]) == {}"]
 
 
 def test_published_mbpp(real_data, sandbox):
