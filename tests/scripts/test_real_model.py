@@ -150,9 +150,10 @@ class Writer:
         score = f"Defects: {'none' if good else 1}\nScore: \\boxed{{{int(good)}}}"
         score_of_ten = f"<think>So.</think><score>{9 if good else 2}</score>"
         program = f"def f(x):\n    return x + {len(self.prompts)}" if good else "def f(x): return"
-        if user.startswith("Answer: "):  # the question that a proposer writes for it
+        given = re.search(r"\nAnswer: (.*)\nPropose a question\.\Z", user)
+        if given:  # the question that a proposer writes for it
             question = f"What is it, number {len(self.prompts):04}?"  # which is not its answer
-            self.known[question] = {"question": question, "answer": user.split("\n")[0][8:]}
+            self.known[question] = {"question": question, "answer": given[1]}
             return f"<question>{question}</question>"
         solution = self.solution(user, good)
         if count := re.fullmatch(r"Verify its (\d+) steps\.", last):
