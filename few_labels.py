@@ -231,17 +231,16 @@ def made_wrong(kind: str, row: dict, solution: str, rng: random.Random) -> str |
         other_operation (see `with_another_operation`; only of the small model's questions, whose
         arithmetic is modulo 61), wrong_box (the box holds the result of an earlier step)
     """
-    steps, found = split_steps(solution), []
+    steps, kept, found = split_steps(solution), beginnings(solution), []
+    if len(steps) < 2:
+        return None
     if kind == "other_operation":
-        if len(steps) > 1 and parse_question(row["question"]):
-            changed = with_another_operation(rng, steps)
-            found = [format_solution(changed, result_of(changed[-1]))] if changed else []
-    else:
-        # the number of steps that are kept, or of the step whose result is in the box
-        for k in rng.sample(range(1, len(steps)), len(steps) - 1) if steps else []:
-            kept = beginnings(solution)[(k if kind == "incomplete" else len(steps)) - 1]
-            if result := result_of(steps[k - 1]):
-                found.append(f"{kept}\n<answer>\\boxed{{{result}}}</answer>")
+        changed = parse_question(row["question"]) and with_another_operation(rng, steps)
+        found = [format_solution(changed, result_of(changed[-1]))] if changed else []
+    else:  # some earlier step, whose result is in the box
+        for k in rng.sample(range(len(steps) - 1), len(steps) - 1):
+            end = f"\n<answer>\\boxed{{{result_of(steps[k])}}}</answer>"
+            found += [kept[k if kind == "incomplete" else -1] + end] * bool(result_of(steps[k]))
     return next((wrong for wrong in found if not is_correct(wrong, row["answer"])), None)
 
 

@@ -47,7 +47,7 @@ BLANK = r"[^\S\n]*"
 GOES_ON = re.compile(  # the value is not the whole result: 10^3, 2\sqrt{3}, 1 1/2, 5*8, 1e3
     rf"{BLANK}(?:[*/^×·÷+-]{BLANK}[\d({{\\]|\\(?:times|cdot|div|sqrt|pi|[dt]?frac)|\d)|[eE][-+]?\d"
 )
-SEVERAL = re.compile(r"[\d}]\s+\d|[,;]|arrow|\\to\b|\\implies|\b(?:or|and|not|to)\b")
+SEVERAL = re.compile(r"[\d}]\s+\d|\d[eE][-+]?\d|[,;]|arrow|\\to\b|\\implies|\b(?:or|and|not|to)\b")
 CONTEXT = 8  # tokens, more than the bytes of one character
 
 
@@ -338,7 +338,7 @@ def result_of(step: str) -> str | None:
         return value[0] if value else None
     whole = behind[value.start() :].strip(" \n.!")
     unclear = len(whole) > 100 or RELATION.search(whole) or SEVERAL.search(whole)
-    return None if unclear or re.search(r"\d[eE][-+]?\d", whole) else whole
+    return None if unclear else whole
 
 
 def box_follows(solution: str) -> bool:

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+from types import SimpleNamespace
 
 import aprm
 import azr
@@ -24,6 +25,7 @@ from lab.runs import first_update, pages
 from lab.runs.first_update import PLAN, READ, WORST
 
 import pytest
+import torch
 import tyro
 from transformers import AutoTokenizer
 
@@ -156,3 +158,16 @@ def test_groups_without_rewards_are_those_of_a_prompt():
     found = first_update.figures("vstar", "generator", [call, other, call], {"p": "7", "q": "7"})
     counts = {"texts": 8, "read": 4, "solutions": 6, "right": 2, "rollouts": 0, "above": 0}
     assert found.items() >= (counts | {"groups": 2, "mixed": 1, "seconds": 2.0}).items()
+
+
+def test_coverrl_compares_rows_by_its_own_keys(monkeypatch):
+    call = first_update.Call("verifier", ["q"] * 3, ["p"] * 3, ["t"] * 3, [1] * 3, [False] * 3, 0.0)
+    call.batch, keys = (
+        SimpleNamespace(rewards=torch.tensor([1.0, 0.0, 1.0])),
+        [(0, 1), (0, 1), (0, 2)],
+    )
+    monkeypatch.setattr(coverrl.CoVerRL, "set_advantages", lambda *_: None)
+    with first_update.watched([call]):
+        coverrl.CoVerRL.set_advantages(None, call.batch, [], keys, [])
+    rows = first_update.rows_of(0, call, {})
+    assert [row["group"] for row in rows] == [(0, key) for key in keys]
